@@ -1,0 +1,3 @@
+"""Relay: outbound webhook delivery that survives what goes wrong."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,279 @@
+"""The composition root: settings in, wired parts out. Nothing else builds an engine, a client or a sender."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from uuid import UUID, uuid4
+
+from relay import failpoints, metrics
+from relay.config import LEASE_SLACK_SECS, Settings, require, warnings_of
+from relay.core.address import AddressPolicy, refusal
+from relay.core.errors import ConfigurationError
+from relay.core.url import UrlPolicy
+from relay.delivery.destinations import Destinations
+from relay.delivery.dispatch import Dispatcher, Limits
+from relay.delivery.engine import Engine
+from relay.delivery.intake import Batch, Intake
+from relay.delivery.permits import Room, Slots
+from relay.delivery.recorder import Recorder
+from relay.outbox.publisher import Publisher
+from relay.outbox.stream import Stream, connect
+from relay.process.heart import Heart
+from relay.store import destinations as destination_rows
+from relay.store import schema
+from relay.store.engine import make_engine, make_hot_engine
+from relay.store.vault import Vault
+from relay.sweeps.partitions_ahead import PartitionsAhead
+from relay.sweeps.reap import Reap
+from relay.sweeps.reconcile import Reconcile
+from relay.sweeps.runner import Sweep, run_sweep
+from relay.sweeps.stream_upkeep import StreamUpkeep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import sqlalchemy as sa
+
+log = logging.getLogger(__name__)
+
+#: Seconds of the lease kept back for recording: a request starts only with its time-out and this left.
+LEASE_MARGIN_SECS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Api:
+    """What the web process stands on. No Redis: ingest must not depend on it."""
+
+    settings: Settings
+    engine: sa.Engine
+    hot: sa.Engine
+    vault: Vault
+    url_policy: UrlPolicy
+    address_policy: AddressPolicy
+    process_id: UUID = field(default_factory=uuid4)
+
+
+def make_api(settings: Settings) -> Api:
+    """Wire the API. Connects to nothing yet: it must start while the database is away, and answer 503."""
+    _arm(settings)
+    url = require(settings.database_url, "DATABASE_URL")
+    return Api(
+        settings=settings,
+        engine=make_engine(url, name="api", size=max(2, settings.db_pool // 2)),
+        hot=make_hot_engine(url, name="api ingest", size=settings.db_pool),
+        vault=make_vault(settings),
+        url_policy=make_url_policy(settings),
+        address_policy=make_address_policy(settings),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherParts:
+    """The publisher process."""
+
+    publisher: Publisher
+    engine: sa.Engine
+    heart: Heart
+
+
+def make_publisher(settings: Settings) -> PublisherParts:
+    """Wire the publisher, the schema checked."""
+    _arm(settings)
+    url = require(settings.database_url, "DATABASE_URL")
+    engine = make_engine(url, name="publisher", size=2)
+    _check_schema(engine)
+    client = connect(require(settings.broker_url, "RELAY_BROKER_URL"))
+    stream = Stream(client, prefix=settings.prefix, consumer=_consumer_name())
+    return PublisherParts(
+        publisher=Publisher(make_hot_engine(url, name="publisher", size=2), stream),
+        engine=engine,
+        heart=Heart(engine, role="publisher", process_id=uuid4()),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Worker:
+    """The worker process's parts, and the order in which they start and stop."""
+
+    settings: Settings
+    engine: sa.Engine
+    hot: sa.Engine
+    room: Room
+    slots: Slots
+    recorder: Recorder
+    sender: Engine
+    intake: Intake
+    heart: Heart
+    sweeps: Mapping[str, Sweep]
+    _drained: bool | None = None
+
+    def start(self, deliver: Callable[[Batch], None] | None = None) -> None:
+        """Start, what receives first; `deliver` as for `Intake.start`."""
+        self.recorder.start()
+        self.sender.start()
+        self.intake.start(deliver)
+        self.heart.start()
+
+    def drain(self, deadline: float) -> bool:
+        """Stop reading, finish what is in flight, record it, release what was not sent; return whether all was.
+
+        Bounded by `deadline` (monotonic) whatever does not answer. Only the first call works; later ones repeat its
+        answer.
+        """
+        if self._drained is None:
+            self.intake.stop_reading()
+            self.intake.join(min(deadline, time.monotonic() + 4.0))
+            not_started = self.sender.stop(deadline)
+            self.recorder.release([request.key for request in not_started])
+            self._drained = self.recorder.stop(deadline)
+            self.heart.stop()
+        return self._drained
+
+    def run_sweep(self, name: str) -> Mapping[str, int] | None:
+        """Run one sweep by its name, under its lock."""
+        return run_sweep(self.engine, self.sweeps[name])
+
+    def refresh_metrics(self) -> None:
+        """Bring the gauges up to date for a scrape."""
+        metrics.IN_FLIGHT.set(self.sender.in_flight)
+        metrics.UNRECORDED.set(self.recorder.waiting)
+
+
+def make_worker(settings: Settings) -> Worker:
+    """Wire a worker, the schema and the lease checked; make it after any fork."""
+    _arm(settings)
+    url = require(settings.database_url, "DATABASE_URL")
+    broker = require(settings.broker_url, "RELAY_BROKER_URL")
+    engine = make_engine(url, name="worker", size=4)
+    _check_schema(engine)
+    _check_lease(engine, settings)
+    # Claims run in the pool's threads, beside the recorder, the poller and the reaper's stand-in.
+    hot = make_hot_engine(url, name="worker", size=settings.worker_threads + 4)
+    name = _consumer_name()
+    reading = Stream(connect(broker, block_secs=1.0), prefix=settings.prefix, consumer=name)
+    settling = Stream(connect(broker), prefix=settings.prefix, consumer=name)
+    room = Room(settings.max_in_flight)
+    slots = Slots(settings.max_in_flight)
+    recorder = Recorder(hot, room=room, slots=slots, retry_after_max_secs=settings.retry_after_max_secs, worker=name)
+    address_policy = make_address_policy(settings)
+    sender = Engine(
+        policy=lambda address: refusal(address, address_policy),
+        max_response_bytes=settings.max_response_bytes,
+        snippet_bytes=settings.snippet_bytes,
+        on_done=recorder.on_done,
+        proxy=None if settings.egress_proxy is None else settings.egress_proxy.get_secret_value(),
+    )
+    reap = Reap(hot=hot)
+    dispatcher = Dispatcher(
+        hot,
+        destinations=Destinations(
+            make_vault(settings),
+            timeout_ms=settings.total_timeout_ms,
+            max_in_flight=settings.max_in_flight_per_endpoint,
+        ),
+        sender=sender,
+        recorder=recorder,
+        room=room,
+        slots=slots,
+        limits=Limits(
+            lease_secs=settings.lease_secs,
+            lease_margin_secs=LEASE_MARGIN_SECS,
+            connect_timeout_ms=settings.connect_timeout_ms,
+            idle_timeout_ms=settings.idle_timeout_ms,
+            max_payload_bytes=settings.max_payload_bytes,
+        ),
+        worker=name,
+        again=lambda ids: intake.hint_again(ids),
+    )
+    intake = Intake(
+        hot,
+        stream=reading,
+        settler=settling,
+        dispatcher=dispatcher,
+        recorder=recorder,
+        room=room,
+        batch=settings.claim_batch,
+        stand_in=lambda: _ignore(run_sweep(engine, reap)),
+    )
+
+    def pulse(connection: sa.Connection) -> Mapping[str, object]:
+        slots.several_workspaces = destination_rows.several_workspaces(connection)
+        slots.forget_idle()
+        return {"consumer": name, "in_flight": sender.in_flight}
+
+    sweeps: list[Sweep] = [
+        reap,
+        Reconcile(hot=hot, stream=settling, after_secs=settings.reconcile_after_secs),
+        StreamUpkeep(hot=hot, stream=settling),
+        PartitionsAhead(engine=engine),
+    ]
+    return Worker(
+        settings=settings,
+        engine=engine,
+        hot=hot,
+        room=room,
+        slots=slots,
+        recorder=recorder,
+        sender=sender,
+        intake=intake,
+        heart=Heart(engine, role="worker", process_id=uuid4(), pulse=pulse),
+        sweeps={sweep.name: sweep for sweep in sweeps},
+    )
+
+
+def make_vault(settings: Settings) -> Vault:
+    """Return the vault over RELAY_MASTER_KEYS."""
+    return Vault({key.id: key.key.get_secret_value() for key in settings.master_keys})
+
+
+def make_url_policy(settings: Settings) -> UrlPolicy:
+    """Return the rules for URLs."""
+    return UrlPolicy(
+        require_https=bool(settings.require_https),
+        allowed_ports=settings.allowed_ports,
+        allow_private=settings.allow_private_endpoints,
+        allowed_hosts=settings.allowed_hosts,
+    )
+
+
+def make_address_policy(settings: Settings) -> AddressPolicy:
+    """Return the rules for addresses."""
+    return AddressPolicy(
+        allow_private=settings.allow_private_endpoints,
+        allowed_cidrs=tuple(str(network) for network in settings.allowed_cidrs),
+        denied_cidrs=tuple(str(network) for network in settings.denied_cidrs),
+    )
+
+
+def _arm(settings: Settings) -> None:
+    failpoints.arm({point.name: point.action for point in settings.failpoint})
+    for warning in warnings_of(settings):
+        log.warning(warning)
+
+
+def _check_schema(engine: sa.Engine) -> None:
+    with engine.connect() as connection:
+        schema.check(connection)
+
+
+def _check_lease(engine: sa.Engine, settings: Settings) -> None:
+    with engine.connect() as connection:
+        longest_ms = destination_rows.longest_timeout_ms(connection)
+    if longest_ms > settings.longest_timeout_ms:
+        raise ConfigurationError(
+            f"RELAY_LEASE_SECS is {settings.lease_secs}, but an endpoint's timeout_ms is {longest_ms}: a lease could run "
+            f"out mid-request. Set it to more than {longest_ms // 1000 + LEASE_SLACK_SECS}"
+        )
+
+
+def _consumer_name() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
+
+
+def _ignore(_: object) -> None:
+    """Drop a result."""

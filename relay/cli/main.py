@@ -1,0 +1,154 @@
+"""The `relay` command: every role of an installation, and what a person needs around them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from relay import __version__, logs
+from relay.config import Settings, effective, load_settings, require
+from relay.core.errors import RelayError
+
+
+class Commands(click.Group):
+    """A group whose errors are a sentence on stderr and exit code 1, not a traceback."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except RelayError as error:
+            click.echo(f"relay: {error}", err=True)
+            ctx.exit(1)
+
+
+def read_settings(role: str) -> Settings:
+    """Read the settings of a process and set its logging up."""
+    settings = load_settings(os.environ, dotenv=Path(".env"))
+    logs.configure(role, level=settings.log_level, style=settings.log_format)
+    return settings
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="relay")
+def main() -> None:
+    """Relay delivers webhooks: signed, retried, recorded, at least once."""
+
+
+@main.command()
+@click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Worker processes.")
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(".relay"),
+    show_default=True,
+    help="Where databases and generated keys are kept.",
+)
+def up(workers: int, data: Path) -> None:
+    """Run everything on this machine: database, Redis, API, publisher, workers, beat, Flower and a test receiver."""
+    from relay.cli.up import run_up
+
+    sys.exit(run_up(workers=workers, base=data))
+
+
+@main.command()
+@click.option("--revision", default="head", show_default=True, help="How far.")
+def migrate(revision: str) -> None:
+    """Bring the database's schema up to date. Safe to run from several machines at once."""
+    from relay.store.migrate import upgrade
+
+    settings = read_settings("migrate")
+    upgrade(require(settings.database_url, "DATABASE_URL"), revision)
+    click.echo("The schema is up to date.")
+
+
+@main.command()
+def api() -> None:
+    """Serve the HTTP API on RELAY_BIND."""
+    from relay.cli.api import serve
+
+    sys.exit(serve(read_settings("api")))
+
+
+@main.command()
+def publisher() -> None:
+    """Announce due deliveries on the stream. Run two or more: one works, the others wait."""
+    from relay.cli.roles import run_publisher
+
+    sys.exit(run_publisher(read_settings("publisher")))
+
+
+@main.command()
+@click.option("--name", default=None, help="This worker's name in Flower. Default: host and process id.")
+def worker(name: str | None) -> None:
+    """Claim and send deliveries. Run as many as there are cores to spare."""
+    from relay.cli.roles import run_worker
+
+    sys.exit(run_worker(read_settings("worker"), name=name))
+
+
+@main.command()
+def beat() -> None:
+    """Send the ticks of the housekeeping tasks. Two do no harm."""
+    from relay.cli.roles import run_beat
+
+    sys.exit(run_beat(read_settings("beat")))
+
+
+@main.command()
+def flower() -> None:
+    """Show workers and tasks on RELAY_FLOWER_BIND, behind RELAY_FLOWER_AUTH."""
+    from relay.cli.roles import run_flower
+
+    run_flower(read_settings("flower"))
+
+
+@main.command()
+def testkit() -> None:
+    """Run a receiver to try things on, at RELAY_TESTKIT_BIND: verifies, fails, hangs and misbehaves on request."""
+    from relay.testkit.main import run
+
+    settings = read_settings("testkit")
+    secret = settings.testkit_secret
+    sys.exit(
+        run(
+            settings.testkit_bind.host,
+            settings.testkit_bind.port,
+            None if secret is None else secret.get_secret_value(),
+        )
+    )
+
+
+@main.command()
+def config() -> None:
+    """Print the effective settings and where each comes from, secrets hidden."""
+    settings = load_settings(os.environ, dotenv=Path(".env"))
+    for name, value, source in effective(settings):
+        click.echo(f"{name}={value}" + ("" if source == "default" else f"  # {source}"))
+
+
+@main.command()
+@click.argument("event_type")
+@click.option("--data", default=None, help="The payload, as JSON; @FILE reads a file, - standard input.")
+@click.option("--url", default=None, help="The API. Default: RELAY_URL, or what `relay up` made.")
+@click.option(
+    "--wait", type=float, default=10.0, show_default=True, help="Seconds to wait for the deliveries; 0: none."
+)
+def send(event_type: str, data: str | None, url: str | None, wait: float) -> None:
+    """Send one event and show what becomes of its deliveries."""
+    from relay.cli.send import send_event
+
+    sys.exit(send_event(event_type, data=data, url=url, wait=wait))
+
+
+def _add_loadtest() -> None:
+    from relay.loadtest.main import loadtest
+
+    main.add_command(loadtest)
+
+
+if __name__ == "__main__":
+    main()

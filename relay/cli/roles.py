@@ -1,0 +1,114 @@
+"""The long-running roles but for the API: publisher, worker, beat, Flower."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from celery import signals
+from celery.exceptions import SecurityWarning
+
+from relay import bootstrap, metrics
+from relay.core.errors import ConfigurationError
+from relay.process.health import HealthServer
+from relay.tasks import maintenance, steps
+from relay.tasks.app import make_app
+
+if TYPE_CHECKING:
+    from relay.config import Settings
+
+log = logging.getLogger(__name__)
+
+#: Seconds. Threads share the interpreter's lock: at the default 5 ms a claim in Python would hold up the send loop.
+SWITCH_INTERVAL = 0.0005
+
+
+def run_publisher(settings: Settings) -> int:
+    """Publish until SIGTERM or SIGINT."""
+    stop = threading.Event()
+
+    def on_signal(number: int, _frame: object) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    parts = bootstrap.make_publisher(settings)
+
+    def count() -> None:
+        metrics.ANNOUNCED.inc(parts.publisher.announced - metrics.value_of(metrics.ANNOUNCED))
+
+    health = HealthServer(settings.metrics_bind, before_scrape=count)
+    health.start()
+    parts.heart.start()
+    log.info("publisher started", extra={"health": f"http://{settings.metrics_bind}/healthz"})
+    parts.publisher.run(stop)
+    parts.heart.stop()
+    health.stop()
+    return 0
+
+
+def run_worker(settings: Settings, *, name: str | None) -> int:
+    """Deliver until SIGTERM, then finish what is in flight within RELAY_SHUTDOWN_GRACE_SECS and return 0."""
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    _keep_logging()
+    # Celery warns of root because of pickle; here only JSON is accepted, and `relay up` runs as whoever starts it.
+    warnings.filterwarnings("ignore", category=SecurityWarning)
+    worker = bootstrap.make_worker(settings)
+    health = HealthServer(settings.metrics_bind, before_scrape=worker.refresh_metrics)
+    health.start()
+    app = make_app(settings)
+    steps.install(app, worker)
+    maintenance.register(app, lambda: worker)
+    celery_worker: Any = app.Worker(
+        hostname=name or f"relay-{os.getpid()}@{socket.gethostname()}",
+        pool_cls="threads",
+        concurrency=settings.worker_threads,
+        loglevel=settings.log_level.upper(),
+        quiet=True,
+        without_gossip=True,
+        without_mingle=True,
+    )
+    log.info("worker started", extra={"health": f"http://{settings.metrics_bind}/healthz"})
+    celery_worker.start()
+    health.stop()
+    return int(celery_worker.exitcode or 0)
+
+
+def run_beat(settings: Settings) -> int:
+    """Tick until SIGTERM."""
+    _keep_logging()
+    app = make_app(settings)
+    log.info("beat started")
+    app.Beat(loglevel=settings.log_level.upper(), quiet=True).run()
+    return 0
+
+
+def run_flower(settings: Settings) -> None:
+    """Become Flower. Its login travels in the environment, not on the command line, where `ps` would show it."""
+    if settings.flower_auth is None:
+        raise ConfigurationError("RELAY_FLOWER_AUTH is not set (user:password): Flower is not run open to everybody")
+    environment = os.environ | {
+        "FLOWER_BASIC_AUTH": settings.flower_auth.get_secret_value(),
+        "FLOWER_ADDRESS": settings.flower_bind.host,
+        "FLOWER_PORT": str(settings.flower_bind.port),
+        "FLOWER_INSPECT_TIMEOUT": "2000",
+    }
+    argv = [sys.executable, "-m", "celery", "-A", "relay.tasks.inspected", "--quiet", "flower", "--loglevel=warning"]
+    os.execve(sys.executable, argv, environment)  # noqa: S606 - no shell, our own arguments
+
+
+def _keep_logging() -> None:
+    """Keep Celery from setting up logging of its own."""
+    signals.setup_logging.connect(_nothing, weak=False)
+
+
+def _nothing(**_: object) -> None:
+    """Take the place of Celery's logging setup."""

@@ -1,0 +1,1 @@
+"""The story of a batch: claim, gate, build, send, record."""

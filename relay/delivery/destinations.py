@@ -1,0 +1,151 @@
+"""Endpoints as the sender wants them: parsed, opened and kept until their row's version moves.
+
+The claim brings each row's current version, so a kept one is never stale: a change of the
+endpoint acts on the next claim.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from relay import __version__
+from relay.core.backoff import RetryPolicy, parse_retry
+from relay.core.errors import InvalidInput, SealedSecretUnreadable
+from relay.core.headers import curl_header
+from relay.core.model import Signing
+from relay.core.signing import signing_key
+from relay.store import destinations as rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from uuid import UUID
+
+    import sqlalchemy as sa
+
+    from relay.store.destinations import DestinationRow
+    from relay.store.vault import Vault
+
+log = logging.getLogger(__name__)
+
+#: By name in lower case. The empty ones keep libcurl from adding its own.
+_OUR_LINES = {"user-agent": f"User-Agent: Relay/{__version__}", "accept": "Accept:", "expect": "Expect:"}
+
+#: Endpoints kept; the least lately used go first. About 2 KB each.
+KEPT = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """One version of one endpoint, ready to send to."""
+
+    id: UUID
+    version: int
+    url: str
+    signing: Signing
+    #: What the newest secret's HMAC is keyed with; None for an unsigned endpoint.
+    key: bytes | None
+    previous_key: bytes | None
+    #: Unix seconds, by the database's clock.
+    previous_key_until: float
+    #: Lines that every request to it begins with: its own headers, and ours where it has none of that name.
+    header_lines: tuple[str, ...]
+    #: Whether its own headers say the Content-Type; otherwise the event's goes out.
+    says_content_type: bool
+    certificate: bytes | None
+    private_key: bytes | None
+    timeout_ms: int
+    max_in_flight: int
+    retry: RetryPolicy
+    #: Why nothing can be sent to it from this process: a secret that does not open.
+    fault: str | None = None
+
+    def keys(self, now: float) -> list[bytes]:
+        """Return the keys that sign at `now` (Unix seconds, the database's clock), newest first."""
+        keys = [] if self.key is None else [self.key]
+        if self.previous_key is not None and now < self.previous_key_until:
+            keys.append(self.previous_key)
+        return keys
+
+
+class Destinations:
+    """The endpoints that this process sends to."""
+
+    def __init__(self, vault: Vault, *, timeout_ms: int, max_in_flight: int) -> None:
+        """Take the vault that opens secrets, and the defaults of endpoints that do not say themselves."""
+        self._vault = vault
+        self._timeout_ms = timeout_ms
+        self._max_in_flight = max_in_flight
+        self._kept: OrderedDict[tuple[UUID, int], Destination] = OrderedDict()
+
+    def find(
+        self, connection: sa.Connection, wanted: Iterable[tuple[UUID, int]]
+    ) -> dict[tuple[UUID, int], Destination]:
+        """Return the destination for each (endpoint, version). One statement for all that are not kept, none otherwise.
+
+        Where a row has moved on since, its newer version stands in.
+        """
+        found: dict[tuple[UUID, int], Destination] = {}
+        missing: list[tuple[UUID, int]] = []
+        for pair in wanted:
+            kept = self._kept.get(pair)
+            if kept is None:
+                missing.append(pair)
+            else:
+                found[pair] = kept
+        if missing:
+            loaded = {row.id: self._build(row) for row in rows.load(connection, [pair[0] for pair in missing])}
+            for pair in missing:
+                destination = loaded[pair[0]]
+                found[pair] = destination
+                self._kept[(destination.id, destination.version)] = destination
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return found
+
+    def _build(self, row: DestinationRow) -> Destination:
+        signing = Signing(row.signing)
+        key = previous_key = private_key = None
+        header_lines: tuple[str, ...] = ()
+        fault = None
+        try:
+            if signing is not Signing.NONE:
+                if row.secret is None:
+                    raise SealedSecretUnreadable("the endpoint signs but has no secret")
+                key = signing_key(signing, self._vault.open(row.secret, owner=row.id))
+                if row.previous_secret is not None:
+                    previous_key = signing_key(signing, self._vault.open(row.previous_secret, owner=row.id))
+            header_lines = tuple(
+                curl_header(name, self._vault.open(base64.b64decode(sealed), owner=row.id).reveal())
+                for name, sealed in row.headers.items()
+            )
+            if row.certificate_key is not None:
+                private_key = self._vault.open(row.certificate_key, owner=row.id).reveal().encode()
+        except (SealedSecretUnreadable, InvalidInput) as error:
+            fault = str(error)
+            log.error(
+                "an endpoint's secret cannot be opened; its deliveries wait",
+                extra={"endpoint_id": str(row.id), "error": fault},
+            )
+        names = {name.lower() for name in row.headers}
+        ours = tuple(line for name, line in _OUR_LINES.items() if name not in names)
+        return Destination(
+            id=row.id,
+            version=row.version,
+            url=row.url,
+            signing=signing,
+            key=key,
+            previous_key=previous_key,
+            previous_key_until=row.previous_secret_expires_at or 0.0,
+            header_lines=(*ours, *header_lines),
+            says_content_type="content-type" in names,
+            certificate=None if row.certificate is None else row.certificate.encode(),
+            private_key=private_key,
+            timeout_ms=row.timeout_ms or self._timeout_ms,
+            max_in_flight=row.max_in_flight or self._max_in_flight,
+            retry=parse_retry(row.retry),
+            fault=fault,
+        )

@@ -1,0 +1,160 @@
+"""Bulkheads inside one process: how many sends are under way, in all, by endpoint and by workspace.
+
+`Room` is the global cap and blocks: whoever reads hints reserves room first. `Slots` are the
+caps by endpoint and workspace and never block: no slot means a deferral. Both count; neither
+knows what a send is. Every reservation comes back exactly once, whatever raises.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+#: Seconds a deferral for want of a slot lasts while few of its endpoint wait, and once many do.
+SHORT_WAIT_SECS = 0.25
+LONG_WAIT_SECS = 60.0
+#: Waiting rows for each slot at which the long wait is reached.
+MANY_PER_SLOT = 20
+
+
+class Room:
+    """The global cap: `size` sends at once in this process."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._free = size
+        self._changed = threading.Condition()
+
+    @property
+    def taken(self) -> int:
+        """How much is reserved at this moment."""
+        return self.size - self._free
+
+    def reserve(self, want: int, *, least: int, timeout: float, patience: float = 0.01) -> int:
+        """Reserve up to `want`; return how much, 0 when none came free within `timeout` seconds.
+
+        Waits up to `patience` seconds more for `least` to come together: small batches cost as much as large ones.
+        """
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while self._free <= 0:
+                if not self._changed.wait(deadline - time.monotonic()) and self._free <= 0:
+                    return 0
+            patient_until = time.monotonic() + patience
+            while self._free < min(want, least):
+                if not self._changed.wait(patient_until - time.monotonic()):
+                    break
+            got = min(want, self._free)
+            self._free -= got
+            return got
+
+    def try_reserve(self, want: int) -> int:
+        """Reserve up to `want` of what is free now; return how much."""
+        with self._changed:
+            got = max(0, min(want, self._free))
+            self._free -= got
+            return got
+
+    def release(self, count: int) -> None:
+        """Give back `count`. Raises AssertionError where more comes back than was taken: a bug that hides as speed."""
+        if count <= 0:
+            return
+        with self._changed:
+            self._free += count
+            assert self._free <= self.size, "more room came back than was taken"
+            self._changed.notify()
+
+
+class Slots:
+    """The caps by endpoint and by workspace, for one process."""
+
+    def __init__(self, room: int) -> None:
+        """Take the global cap `room`: where there are several workspaces, none takes more than half of it."""
+        self._workspace_cap = max(1, room // 2)
+        self._lock = threading.Lock()
+        self._by_endpoint: dict[UUID, int] = {}
+        self._by_workspace: dict[UUID, int] = {}
+        self._waiting: dict[UUID, _Waiting] = {}
+        #: Whether this installation has more than one workspace; kept up to date by the process's heartbeat.
+        self.several_workspaces = False
+
+    def try_take(self, endpoint_id: UUID, workspace_id: UUID, *, limit: int) -> bool:
+        """Take a slot of the endpoint, which has `limit` of them; False where it or its workspace has none free."""
+        with self._lock:
+            used = self._by_endpoint.get(endpoint_id, 0)
+            if used >= limit:
+                return False
+            of_workspace = self._by_workspace.get(workspace_id, 0)
+            if self.several_workspaces and of_workspace >= self._workspace_cap:
+                return False
+            self._by_endpoint[endpoint_id] = used + 1
+            self._by_workspace[workspace_id] = of_workspace + 1
+            return True
+
+    def give_back(self, endpoint_id: UUID, workspace_id: UUID) -> None:
+        """Return a slot. Raises AssertionError where none is taken."""
+        with self._lock:
+            _count_down(self._by_endpoint, endpoint_id)
+            _count_down(self._by_workspace, workspace_id)
+
+    def wait_secs(self, endpoint_id: UUID, *, limit: int, random: float) -> float:
+        """Return how long a delivery without a slot waits, and count it among the waiting ones until then.
+
+        Short while few wait, a minute once many do, so that a backlog behind a slow endpoint costs the database a
+        write a row and minute, however long it is. `random` in [0, 1) spreads the returns.
+        """
+        with self._lock:
+            waiting = self._waiting.setdefault(endpoint_id, _Waiting())
+            now = time.monotonic()
+            share = min(1.0, waiting.count(now) / (MANY_PER_SLOT * limit))
+            wait = SHORT_WAIT_SECS + share * (LONG_WAIT_SECS - SHORT_WAIT_SECS)
+            # Lengthened only: at the long wait a row comes back no sooner than a minute.
+            wait *= 1.0 + random / 2
+            waiting.add(now, wait)
+            return wait
+
+    def in_use(self) -> int:
+        """Return how many slots are taken: 0 at rest."""
+        with self._lock:
+            return sum(self._by_endpoint.values())
+
+    def forget_idle(self) -> None:
+        """Drop the waiting counts of endpoints for which nobody waits any more."""
+        with self._lock:
+            now = time.monotonic()
+            for endpoint_id in [key for key, waiting in self._waiting.items() if waiting.count(now) == 0]:
+                del self._waiting[endpoint_id]
+
+
+class _Waiting:
+    """How many deferrals of one endpoint have not come back yet, to the second: a count by the second they end in."""
+
+    __slots__ = ("_ends", "_total")
+
+    def __init__(self) -> None:
+        self._ends: dict[int, int] = {}
+        self._total = 0
+
+    def add(self, now: float, wait: float) -> None:
+        end = int(now + wait) + 1
+        self._ends[end] = self._ends.get(end, 0) + 1
+        self._total += 1
+
+    def count(self, now: float) -> int:
+        if self._ends and min(self._ends) <= now:
+            for end in [end for end in self._ends if end <= now]:
+                self._total -= self._ends.pop(end)
+        return self._total
+
+
+def _count_down(counts: dict[UUID, int], key: UUID) -> None:
+    left = counts.get(key, 0) - 1
+    assert left >= 0, "a slot came back that nobody had taken"
+    if left:
+        counts[key] = left
+    else:
+        del counts[key]

@@ -1,0 +1,390 @@
+"""Results become rows: one thread, one statement for up to 500 of them or a few milliseconds' worth.
+
+Results wait here while the database does not answer, and are written when it does; the fence
+decides which still count. A write whose COMMIT reply was lost is known by its own attempt rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psycopg
+import sqlalchemy as sa
+
+from relay import metrics
+from relay.core.decision import Dead, Delivered, decide
+from relay.core.model import AttemptClass, DeferReason, Status
+from relay.core.observation import Fault, Observation
+from relay.core.outcome import Outcome, internal_wait_seconds, judge
+from relay.store import destinations, results
+from relay.store.engine import transaction
+from relay.store.results import AttemptRow, UnsentRow
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    from relay.delivery.dispatch import Leased
+    from relay.delivery.engine import Completed
+    from relay.delivery.permits import Room, Slots
+
+log = logging.getLogger(__name__)
+#: One line a delivery attempt: the log that an operator greps by delivery id.
+attempts_log = logging.getLogger("relay.attempts")
+
+#: Rows in one statement, and how long a first result waits for company, in seconds.
+BATCH = 500
+GATHER_SECS = 0.008
+#: Seconds between two tries while the database does not answer.
+RETRY_SECS = 0.25
+#: Characters kept of a reply's header block.
+REPLY_HEADERS = 4096
+
+_DATABASE_ERRORS = (sa.exc.SQLAlchemyError, psycopg.Error)
+
+
+@dataclass(slots=True, kw_only=True)
+class Finished:
+    """An attempt that came to its end, judged or still to be judged."""
+
+    leased: Leased
+    observation: Observation
+    verdict: Outcome | None = None
+
+
+class Recorder:
+    """Writes what became of leased deliveries, in batches, in a thread of its own."""
+
+    def __init__(self, hot: sa.Engine, *, room: Room, slots: Slots, retry_after_max_secs: float, worker: str) -> None:
+        self._hot = hot
+        self._room = room
+        self._slots = slots
+        self._retry_after_max_secs = retry_after_max_secs
+        self._worker = worker
+        self._finished: deque[Finished] = deque()
+        self._unsent: deque[UnsentRow] = deque()
+        self._arrived = threading.Event()
+        self._stop_at: float | None = None
+        self._writing = 0
+        self._thread = threading.Thread(target=self._run, name="relay-recorder", daemon=True)
+
+    @property
+    def waiting(self) -> int:
+        """How many results are not written yet."""
+        return len(self._finished) + len(self._unsent) + self._writing
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def add(self, finished: Sequence[Finished], unsent: Sequence[UnsentRow]) -> None:
+        """Take results to write. Never blocks."""
+        self._finished.extend(finished)
+        self._unsent.extend(unsent)
+        self._arrived.set()
+
+    def on_done(self, completed: Sequence[Completed]) -> None:
+        """Take what the engine finished: return slots and room, and pass the results on. Runs in the engine's loop."""
+        for done in completed:
+            leased: Leased = done.request.key
+            self._slots.give_back(leased.row.endpoint_id, leased.row.workspace_id)
+            if done.observation is None or done.abandoned:
+                self._settle_unsent(leased, abandoned=done.abandoned)
+            else:
+                self._finished.append(Finished(leased=leased, observation=done.observation))
+        self._room.release(len(completed))
+        self._arrived.set()
+
+    def release(self, leased: Sequence[Leased]) -> None:
+        """Give back leases whose request never started (shutdown): slots, room and the attempt return."""
+        for one in leased:
+            self._slots.give_back(one.row.endpoint_id, one.row.workspace_id)
+            self._settle_unsent(one, abandoned=False)
+        self._room.release(len(leased))
+        self._arrived.set()
+
+    def stop(self, deadline: float) -> bool:
+        """Write what waits until `deadline` (monotonic); return whether all of it was written."""
+        self._stop_at = deadline
+        self._arrived.set()
+        self._thread.join(max(0.0, deadline - time.monotonic()) + 1.0)
+        return self.waiting == 0
+
+    def _settle_unsent(self, leased: Leased, *, abandoned: bool) -> None:
+        if abandoned:
+            # The receiver may have it: the attempt stays spent, and the reaper finds the lease.
+            return
+        self._unsent.append(
+            UnsentRow(
+                delivery_id=leased.row.id,
+                endpoint_id=leased.row.endpoint_id,
+                lease_token=leased.token,
+                next_status=Status.PENDING,
+                reason=None,
+                wait_secs=0.0,
+                deferred_reason=None,
+                at=leased.row.claimed_at,
+                generation=leased.row.generation,
+                worker=self._worker,
+            )
+        )
+
+    def _run(self) -> None:
+        while True:
+            self._arrived.wait(0.5)
+            if self._stop_at is not None and (self.waiting == 0 or time.monotonic() > self._stop_at):
+                return
+            if self._stop_at is None and len(self._finished) + len(self._unsent) < BATCH:
+                time.sleep(GATHER_SECS)
+            self._arrived.clear()
+            try:
+                self._write_some()
+            except Exception:  # the thread's own boundary: a bug must not end all recording
+                log.exception("recording failed")
+                time.sleep(RETRY_SECS)
+            if self._finished or self._unsent:
+                self._arrived.set()
+
+    def _write_some(self) -> None:
+        finished = [self._finished.popleft() for _ in range(min(BATCH, len(self._finished)))]
+        unsent = [self._unsent.popleft() for _ in range(min(BATCH, len(self._unsent)))]
+        self._writing = len(finished) + len(unsent)
+        try:
+            if finished:
+                self._write_finished(finished, unsent)
+            if unsent:
+                self._write_unsent(unsent)
+        finally:
+            self._writing = 0
+
+    # --- attempts ---
+
+    def _write_finished(self, finished: list[Finished], unsent: list[UnsentRow]) -> None:
+        rows: list[AttemptRow] = []
+        done: list[tuple[Finished, Outcome]] = []
+        holds: dict[UUID, float] = {}
+        gone: dict[UUID, UUID] = {}
+        now = time.time()
+        for one in finished:
+            leased = one.leased
+            verdict = one.verdict or judge(
+                one.observation,
+                retry_statuses=leased.destination.retry.statuses,
+                now=now,
+                retry_after_max_s=self._retry_after_max_secs,
+            )
+            if verdict.cls is AttemptClass.DEFERRED:
+                unsent.append(self._internal(leased, one.observation))
+                continue
+            row, hold_s = _attempt_row(one, verdict, self._worker)
+            rows.append(row)
+            done.append((one, verdict))
+            if hold_s is not None:
+                holds[leased.row.endpoint_id] = max(hold_s, holds.get(leased.row.endpoint_id, 0.0))
+            if verdict.disables_endpoint:
+                gone[leased.row.endpoint_id] = leased.row.id
+        self._writing = len(rows) + len(unsent)
+        if not rows:
+            return
+        began = time.monotonic()
+        stale = self._persist(rows, holds, gone)
+        persist_us = int((time.monotonic() - began) * 1e6)
+        for _, verdict in done:
+            metrics.attempt(verdict.cls)
+        if stale:
+            metrics.STALE_RESULTS.inc(len(stale))
+        _log_attempts(rows, done, stale, persist_us)
+
+    def _internal(self, leased: Leased, observation: Observation) -> UnsentRow:
+        log.error(
+            "a send failed here, not at the receiver",
+            extra={"delivery_id": str(leased.row.id), "error": observation.text},
+        )
+        return UnsentRow(
+            delivery_id=leased.row.id,
+            endpoint_id=leased.row.endpoint_id,
+            lease_token=leased.token,
+            next_status=Status.PENDING,
+            reason=None,
+            wait_secs=internal_wait_seconds(leased.row.deferred_count),
+            deferred_reason=DeferReason.INTERNAL,
+            at=leased.row.claimed_at,
+            generation=leased.row.generation,
+            worker=self._worker,
+        )
+
+    def _persist(
+        self, rows: Sequence[AttemptRow], holds: dict[UUID, float], gone: dict[UUID, UUID]
+    ) -> set[tuple[UUID, UUID]]:
+        """Write until it is written or time is up; return the (delivery, token) pairs that the fence kept out."""
+        unsure = False
+        while True:
+            try:
+                with self._hot.connect() as connection:
+                    stale = _record(connection, rows, unsure=unsure)
+                    if holds:
+                        destinations.hold(connection, holds)
+                    for endpoint_id, delivery_id in gone.items():
+                        _disable(connection, endpoint_id, delivery_id)
+                    return stale
+            except psycopg.DataError:
+                # A value that the database will not take: find the one row, so that it costs no other its record.
+                if len(rows) == 1:
+                    log.exception("an attempt cannot be recorded", extra={"delivery_id": str(rows[0].delivery_id)})
+                    return {(rows[0].delivery_id, rows[0].lease_token)}
+                half = len(rows) // 2
+                return self._persist(rows[:half], holds, gone) | self._persist(rows[half:], {}, {})
+            except _DATABASE_ERRORS as error:
+                unsure = True
+                self._wait_for_database(error)
+                if self._out_of_time():
+                    return set()
+
+    # --- rows that were not sent ---
+
+    def _write_unsent(self, rows: list[UnsentRow]) -> None:
+        paused = {row.endpoint_id for row in rows if row.deferred_reason == DeferReason.PAUSED}
+        while True:
+            try:
+                with self._hot.connect() as connection, transaction(connection):
+                    disabled = destinations.lock_disabled(connection, list(paused)) if paused else set()
+                    results.record_unsent(connection, [_unless_enabled(row, disabled) for row in rows])
+                break
+            except _DATABASE_ERRORS as error:
+                # Fenced by the token, so a try whose reply was lost and one more give the attempt back once.
+                self._wait_for_database(error)
+                if self._out_of_time():
+                    return
+        for row in rows:
+            if row.deferred_reason is not None:
+                metrics.deferred(DeferReason(row.deferred_reason))
+
+    def _wait_for_database(self, error: Exception) -> None:
+        log.warning("results wait for the database", extra={"waiting": self.waiting, "error": str(error).strip()[:200]})
+        time.sleep(RETRY_SECS * (0.5 + random.random()))
+
+    def _out_of_time(self) -> bool:
+        return self._stop_at is not None and time.monotonic() > self._stop_at
+
+
+def _record(connection: sa.Connection, rows: Sequence[AttemptRow], *, unsure: bool) -> set[tuple[UUID, UUID]]:
+    if unsure:
+        # The reply to an earlier try was lost: what stands in the log was written by it.
+        written = results.recorded(connection, rows)
+        rows = [row for row in rows if (row.delivery_id, row.lease_token) not in written]
+    if not rows or results.record(connection, rows) == len(rows):
+        return set()
+    return {(row.delivery_id, row.lease_token) for row in rows} - results.recorded(connection, rows)
+
+
+def _disable(connection: sa.Connection, endpoint_id: UUID, delivery_id: UUID) -> None:
+    with transaction(connection):
+        if destinations.disable(connection, endpoint_id, reason="gone", delivery_id=delivery_id):
+            log.warning("an endpoint answered 410 and is disabled", extra={"endpoint_id": str(endpoint_id)})
+
+
+def _unless_enabled(row: UnsentRow, disabled: set[UUID]) -> UnsentRow:
+    """Pause a row only if its endpoint is still disabled; an enable since makes it due at once."""
+    if row.deferred_reason != DeferReason.PAUSED or row.endpoint_id in disabled:
+        return row
+    return row._replace(deferred_reason=None, wait_secs=0.0)
+
+
+def _attempt_row(one: Finished, verdict: Outcome, worker: str) -> tuple[AttemptRow, float | None]:
+    """Return the row to write and the seconds for which its endpoint is held, if it is."""
+    leased, seen = one.leased, one.observation
+    row = leased.row
+    decision = decide(leased.destination.retry, spent=row.spent, outcome=verdict, random=random.random())
+    status, reason, wait, hold_s = Status.PENDING, None, None, None
+    if isinstance(decision, Delivered):
+        status = Status.DELIVERED
+    elif isinstance(decision, Dead):
+        status, reason, hold_s = Status.DEAD, decision.reason.value, decision.hold_s
+    else:
+        wait, hold_s = decision.wait_s, decision.hold_s
+    refused = seen.fault is Fault.REFUSED
+    return (
+        AttemptRow(
+            delivery_id=row.id,
+            lease_token=leased.token,
+            next_status=status,
+            reason=reason,
+            wait_secs=wait,
+            at=row.claimed_at,
+            number=row.attempt_count,
+            generation=row.generation,
+            attempt_class=verdict.cls,
+            code=verdict.code,
+            error=verdict.text,
+            http_status=seen.status,
+            body_incomplete=verdict.body_incomplete,
+            sends=seen.sends,
+            dns_us=seen.dns_us,
+            connect_us=seen.connect_us,
+            tls_us=seen.tls_us,
+            first_byte_us=seen.first_byte_us,
+            total_us=seen.total_us,
+            bytes_sent=seen.bytes_sent,
+            bytes_received=seen.bytes_received,
+            # A refused address is nobody's business: the log must not map the inside of a network.
+            remote_address=None if refused else seen.remote_address,
+            worker=worker,
+            reply_headers=_header_text(seen.headers) if seen.headers else None,
+            snippet=_display(seen.snippet) if seen.snippet else None,
+        ),
+        hold_s,
+    )
+
+
+def _header_text(headers: Sequence[tuple[str, str]]) -> str:
+    # Postgres's text holds no NUL.
+    return "\n".join([f"{name}: {value}" for name, value in headers]).replace("\0", "�")[:REPLY_HEADERS]
+
+
+def _display(snippet: bytes) -> str:
+    """Decode a reply's first bytes for showing, whatever they are."""
+    return snippet.decode("utf-8", "replace").replace("\0", "�")
+
+
+def _log_attempts(
+    rows: Sequence[AttemptRow],
+    done: Sequence[tuple[Finished, Outcome]],
+    stale: set[tuple[UUID, UUID]],
+    persist_us: int,
+) -> None:
+    for row, (one, verdict) in zip(rows, done, strict=True):
+        if stale and (row.delivery_id, row.lease_token) in stale:
+            log.warning(
+                "a stale result was dropped: the lease had gone to another",
+                extra={"delivery_id": str(row.delivery_id), "attempt": row.number, "outcome": verdict.cls.label},
+            )
+            continue
+        level = logging.INFO if verdict.cls is AttemptClass.SUCCESS else logging.WARNING
+        if not attempts_log.isEnabledFor(level):
+            continue
+        leased = one.leased
+        attempts_log.log(
+            level,
+            "delivery.attempted",
+            extra={
+                "delivery_id": str(row.delivery_id),
+                "endpoint_id": str(leased.row.endpoint_id),
+                "event_type": leased.row.event_type,
+                "attempt": row.number,
+                "outcome": verdict.cls.label,
+                "code": verdict.code,
+                "status": row.http_status,
+                "reason": row.reason,
+                "retry_in_s": None if row.wait_secs is None else round(row.wait_secs, 3),
+                "claim_ms": leased.claim_us / 1000,
+                "gate_ms": leased.gate_us / 1000,
+                "send_ms": row.total_us / 1000,
+                "persist_ms": persist_us / 1000,
+            },
+        )

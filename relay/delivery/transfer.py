@@ -1,0 +1,460 @@
+"""One curl handle's life: its options, its callbacks, and what its end means.
+
+Handles are reused, and nothing of one transfer may reach the next (B-84, B-85). So every transfer
+begins with `reset()` and one function that sets every option there is to set.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import pycurl
+
+from relay.core.errors import InvalidInput
+from relay.core.observation import Fault, Observation
+from relay.delivery.guard import Guard, Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Bytes of reply header in all: interim blocks, the final one and trailers (B-84).
+HEADER_BYTES = 32 * 1024
+#: Characters of an error text that are kept.
+TEXT_LENGTH = 300
+#: Seconds that a resolved or pinned address is good for.
+DNS_CACHE_SECS = 60
+#: Seconds that a connection may lie idle, and live in all: a name that moved is followed by then.
+CONNECTION_IDLE_SECS = 60
+CONNECTION_LIFE_SECS = 300
+#: Bytes of each of libcurl's buffers. The least it takes: each transfer in flight has two.
+BUFFER_BYTES = 16 * 1024
+#: Vetted addresses of a name that are tried: each may cost a connect within the one attempt.
+MAX_ADDRESSES = 8
+
+#: What a refusal says, whatever the address was: the text must not map the inside of a network.
+REFUSED_TEXT = "refused by the address policy"
+
+#: RFC 9112 section 4, and stricter than libcurl, which takes `http/1.1`, `200OK` and four digits.
+_STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-9]\d\d)(?:[ \r\n]|$)")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S*")
+
+#: libcurl options that pycurl has no name for.
+_SUPPRESS_CONNECT_HEADERS: Final = 265
+_DISALLOW_USERNAME_IN_URL: Final = 278
+
+#: libcurl's error numbers that are judged one by one; the rest are in the sets.
+_E_UNSUPPORTED, _E_URL, _E_PROXY_NAME, _E_NAME, _E_CONNECT = 1, 3, 5, 6, 7
+_E_TIMEOUT, _E_ABORTED, _E_SEND, _E_RECEIVE, _E_USER_IN_URL = 28, 42, 55, 56, 67
+_TLS_CODES = frozenset({35, 60, 83, 90, 91})
+#: Memory, options, certificates of ours that cannot be used, callbacks that failed.
+_INTERNAL_CODES = frozenset({2, 23, 27, 42, 43, 49, 58, 77})
+_PROTOCOL_CODES = frozenset({1, 8, 61, 92, 100})
+
+
+@dataclass(slots=True, kw_only=True)
+class SendRequest:
+    """One POST, ready to go. Not frozen, because thousands are made a second."""
+
+    #: The caller's own; comes back untouched.
+    key: Any
+    #: In the normalised, stored form.
+    url: str
+    body: bytes
+    #: libcurl header lines, complete: the removals (`Accept:`, `Expect:`) are the caller's, too.
+    headers: list[str]
+    timeout_ms: int
+    connect_timeout_ms: int
+    #: Silence that is allowed once the reply has begun.
+    idle_timeout_ms: int
+    #: `time.monotonic()` after which it must not start: its lease would run out under it.
+    start_by: float
+    #: The client's PEM certificate (with its chain) and key.
+    certificate: bytes | None = None
+    private_key: bytes | None = None
+    #: The host's addresses as resolved and vetted, in the order to try. Given, libcurl makes no
+    #: look-up of its own; None leaves the name to libcurl.
+    addresses: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What holds for every transfer of an engine."""
+
+    #: Bytes of a reply's body that are read before the connection is dropped undrained.
+    max_response_bytes: int
+    #: Bytes of a reply's body that are kept.
+    snippet_bytes: int
+    #: PEM file of the authorities that a receiver's certificate must lead to.
+    ca_file: str
+    #: URL of the egress proxy; empty for none.
+    proxy: str = ""
+
+
+class Transfer:
+    """A curl handle and the one request that it carries at a time.
+
+    Only the engine's thread may touch it. `curl` leads back to it by its attribute `transfer`.
+    Callbacks never raise: libcurl would print a traceback, or break its loop.
+    """
+
+    request: SendRequest
+    started_at: float
+    ends_at: float
+    #: Seconds of silence that are allowed.
+    idle: float
+    #: How often the request went out.
+    sends: int
+    #: A whole status line was seen; the blank line of a final header block was seen.
+    begun: bool
+    complete: bool
+    #: Whether the next send is the first on its connection's account, and whether a second was stopped.
+    _may_send: bool
+    _second_send: bool
+    _sent_at: float
+    _plain: bool
+    _remote: str | None
+    #: Of the block that is being read; None between blocks.
+    _status: int | None
+    _lines: list[bytes]
+    _header_bytes: int
+    _body_bytes: int
+    _snippet: bytes
+    #: Why a callback broke the transfer off.
+    _fault: Fault | None
+    _fault_text: str
+    #: What came before a resend.
+    _elapsed_us: int
+
+    def __init__(self, limits: Limits, policy: Policy) -> None:
+        proxy_port = _proxy_port(limits.proxy) if limits.proxy else None
+        self.curl = pycurl.Curl()
+        self.curl.transfer = self
+        self.guard = Guard(policy, proxy_port=proxy_port)
+        self._limits = limits
+        self._max_response_bytes = limits.max_response_bytes
+        self._snippet_bytes = limits.snippet_bytes
+        self._fixed = self._fixed_options()
+
+    def begin(self, request: SendRequest, now: float) -> None:
+        """Make the handle ready to be added. `now` is `time.monotonic()`, as are all times here.
+
+        Raises InvalidInput where the URL or a header cannot be made into a request, and pycurl.error
+        where libcurl refuses an option of ours.
+        """
+        self.request = request
+        self.started_at = now
+        self.ends_at = now + request.timeout_ms / 1000
+        self.idle = request.idle_timeout_ms / 1000
+        self.sends = 0
+        self._elapsed_us = 0
+        self._start(request.timeout_ms, fresh=False)
+
+    def begin_again(self, now: float) -> bool:
+        """Make the handle ready for the one resend, on a new connection; False if no time is left (B-42)."""
+        left_ms = int((self.ends_at - now) * 1000)
+        if left_ms <= 0:
+            return False
+        self._elapsed_us = int((now - self.started_at) * 1_000_000)
+        self._start(left_ms, fresh=True)
+        return True
+
+    def finish(self, code: int, text: str) -> Observation | None:
+        """Say what the transfer came to; `code` and `text` are libcurl's. None asks for the resend."""
+        if code == _E_ABORTED and self._second_send and self.sends == 1 and not self.complete:
+            return None
+        seen = self._observe()
+        seen.total_us = self._elapsed_us + self.curl.getinfo(pycurl.TOTAL_TIME_T)
+        if self.complete:
+            seen.body_incomplete = code != 0
+        else:
+            seen.fault, seen.text = self._classify(code, text)
+            if seen.fault is Fault.REFUSED:
+                seen.remote_address = None
+        return seen
+
+    def cut(self, fault: Fault, text: str, now: float) -> Observation:
+        """Say what a transfer came to that the engine ended itself. A complete answer stays one."""
+        seen = self._observe()
+        seen.total_us = int((now - self.started_at) * 1_000_000)
+        if self.complete:
+            seen.body_incomplete = True
+        else:
+            seen.fault, seen.text = fault, text
+        return seen
+
+    def release(self) -> None:
+        """Let go of the request and of what came back."""
+        del self.request
+        self._lines = []
+        self._snippet = b""
+
+    def close(self) -> None:
+        """Free the handle, and the cycle through its callbacks."""
+        self.curl.transfer = None
+        self.curl.close()
+        self._fixed = ()
+
+    def heard_at(self, last_input: float) -> float | None:
+        """When the reply last gave a sign of life; None while it has not begun.
+
+        `last_input` is when its socket was last readable. Over TLS only a whole status line says
+        that the reply has begun, because session tickets make the socket readable as well.
+        """
+        if self.begun or (self.sends and self._plain and last_input > self._sent_at):
+            return max(last_input, self._sent_at)
+        return None
+
+    # Callbacks.
+
+    def _on_send(self, remote: str, _local: str, _remote_port: int, _local_port: int) -> int:
+        """Runs before each send. libcurl would resend by itself, several times: stop the second."""
+        if self._may_send:
+            self._may_send = False
+            self.sends += 1
+            self._remote = remote
+            self._sent_at = time.monotonic()
+            return 0
+        self._second_send = True
+        return int(pycurl.PREREQFUNC_ABORT)
+
+    def _on_header(self, line: bytes) -> int | None:
+        self.begun = True
+        self._header_bytes += len(line)
+        if self._header_bytes > HEADER_BYTES:
+            return self._break_off(Fault.PROTOCOL, f"the reply's header is over {HEADER_BYTES} bytes")
+        if self._status is None:
+            match = _STATUS_LINE.match(line)
+            if match is None:
+                return self._break_off(Fault.PROTOCOL, "the status line is not that of HTTP/1.x")
+            self._status = int(match[1])
+            if self._status == 101:
+                return self._break_off(Fault.UPGRADE, "the receiver switches protocols (101)")
+        elif self.complete:
+            pass  # A trailer: counted, not kept.
+        elif line not in (b"\r\n", b"\n"):
+            self._lines.append(line)
+        elif self._status >= 200:
+            self.complete = True
+        else:
+            self._status = None
+            self._lines.clear()
+        return None
+
+    def _on_body(self, data: bytes) -> int | None:
+        if not self._body_bytes:
+            self._snippet = data if len(data) <= self._snippet_bytes else data[: self._snippet_bytes]
+        elif len(self._snippet) < self._snippet_bytes:
+            self._snippet += data[: self._snippet_bytes - len(self._snippet)]
+        self._body_bytes += len(data)
+        return 0 if self._body_bytes > self._max_response_bytes else None
+
+    def _no_lookup(self) -> int:
+        """The addresses were handed over: a look-up of libcurl's own would go round the vetting."""
+        return 1
+
+    def _break_off(self, fault: Fault, text: str) -> int:
+        if not self.complete:
+            self._fault, self._fault_text = fault, text
+        return 0
+
+    # Options.
+
+    def _start(self, timeout_ms: int, *, fresh: bool) -> None:
+        self.guard.reset()
+        self.begun = False
+        self.complete = False
+        self._may_send = True
+        self._second_send = False
+        self._sent_at = 0.0
+        self._remote = None
+        self._status = None
+        self._lines = []
+        self._header_bytes = 0
+        self._body_bytes = 0
+        self._snippet = b""
+        self._fault = None
+        self._fault_text = ""
+        self._set_options(timeout_ms, fresh=fresh)
+
+    def _fixed_options(self) -> tuple[tuple[int, Any], ...]:
+        """The options that are the same for every request. Made once: the bound methods cost."""
+        options: list[tuple[int, Any]] = [
+            (pycurl.NOSIGNAL, 1),
+            # Empty, not unset: the environment must not choose a proxy, nor an exception to ours.
+            (pycurl.PROXY, self._limits.proxy),
+            (pycurl.NOPROXY, ""),
+            (pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS),
+            (_DISALLOW_USERNAME_IN_URL, 1),
+            (pycurl.PATH_AS_IS, 1),
+            (pycurl.FOLLOWLOCATION, 0),
+            (pycurl.NETRC, pycurl.NETRC_IGNORED),
+            (pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1),
+            (pycurl.HTTP09_ALLOWED, 0),
+            (pycurl.OPENSOCKETFUNCTION, self.guard.open_socket),
+            (pycurl.PREREQFUNCTION, self._on_send),
+            (pycurl.HEADERFUNCTION, self._on_header),
+            (pycurl.WRITEFUNCTION, self._on_body),
+            (pycurl.CAINFO, self._limits.ca_file),
+            (pycurl.SSL_VERIFYPEER, 1),
+            (pycurl.SSL_VERIFYHOST, 2),
+            (pycurl.DNS_CACHE_TIMEOUT, DNS_CACHE_SECS),
+            (pycurl.BUFFERSIZE, BUFFER_BYTES),
+            (pycurl.UPLOAD_BUFFERSIZE, BUFFER_BYTES),
+            (pycurl.MAXAGE_CONN, CONNECTION_IDLE_SECS),
+            (pycurl.MAXLIFETIME_CONN, CONNECTION_LIFE_SECS),
+        ]
+        if self._limits.proxy:
+            options += [(pycurl.HTTPPROXYTUNNEL, 1), (_SUPPRESS_CONNECT_HEADERS, 1)]
+        return tuple(options)
+
+    def _set_options(self, timeout_ms: int, *, fresh: bool) -> None:
+        """Set every option, after `reset()`, which drops the guard with the rest."""
+        request = self.request
+        joined = "".join(request.headers)
+        if "\r" in joined or "\n" in joined or "\0" in joined:
+            # libcurl writes them as they are: a second request could be smuggled.
+            raise InvalidInput("a header holds a line break or a NUL", code="unbuildable")
+        curl = self.curl
+        setopt = curl.setopt
+        curl.reset()
+        for option, value in self._fixed:
+            setopt(option, value)
+        # To libcurl 0 means for ever.
+        setopt(pycurl.TIMEOUT_MS, max(1, timeout_ms))
+        setopt(pycurl.CONNECTTIMEOUT_MS, max(1, min(request.connect_timeout_ms, timeout_ms)))
+        try:
+            setopt(pycurl.URL, request.url)
+            # An empty list would change nothing; after reset() there is nothing to change.
+            setopt(pycurl.HTTPHEADER, request.headers)
+        except ValueError as error:  # UnicodeEncodeError is one
+            raise InvalidInput("the URL or a header cannot be encoded", code="unbuildable") from error
+        setopt(pycurl.POSTFIELDS, request.body)
+        self._plain = request.url.startswith("http:")
+        if fresh:
+            setopt(pycurl.FRESH_CONNECT, 1)
+        if request.certificate is not None:
+            setopt(pycurl.SSLCERT_BLOB, request.certificate)
+        if request.private_key is not None:
+            setopt(pycurl.SSLKEY_BLOB, request.private_key)
+        if request.addresses is not None:
+            self._pin(request.url, request.addresses)
+
+    def _pin(self, url: str, addresses: Sequence[str]) -> None:
+        """Hand vetted addresses over. A proxy is told the first: it gets one target, not a list."""
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        host = parts.hostname or ""
+        spelled = [f"[{address}]" if ":" in address else address for address in addresses[:MAX_ADDRESSES]]
+        if self._limits.proxy:
+            bracketed = f"[{host}]" if ":" in host else host
+            self.curl.setopt(pycurl.CONNECT_TO, [f"{bracketed}:{port}:{spelled[0]}:{port}"])
+        elif ":" not in host:
+            # `+`: the entry ages like an answer. Without it, it would stay for ever, for every handle.
+            self.curl.setopt(pycurl.RESOLVE, [f"+{host}:{port}:{','.join(spelled)}"])
+            self.curl.setopt(pycurl.RESOLVER_START_FUNCTION, self._no_lookup)
+
+    # The end.
+
+    def _observe(self) -> Observation:
+        """Facts that hold whatever the end was; the caller adds fault and total."""
+        getinfo = self.curl.getinfo
+        seen = Observation(
+            status=self._status if self.complete else None,
+            headers=_parse(self._lines) if self.complete else [],
+            snippet=self._snippet,
+            sends=self.sends,
+            remote_address=self._remote or self.guard.address,
+            bytes_sent=getinfo(pycurl.REQUEST_SIZE),
+            bytes_received=self._header_bytes + self._body_bytes,
+        )
+        if self.begun:
+            # Not before: after a failed connect these hold the time of the failure.
+            seen.first_byte_us = max(0, getinfo(pycurl.STARTTRANSFER_TIME_T) - getinfo(pycurl.PRETRANSFER_TIME_T))
+        if self.guard.allowed or not self.begun:
+            # Fields of libcurl's are cumulative, and 0 for what did not take place.
+            resolved, connected = getinfo(pycurl.NAMELOOKUP_TIME_T), getinfo(pycurl.CONNECT_TIME_T)
+            secured = getinfo(pycurl.APPCONNECT_TIME_T)
+            seen.dns_us = resolved
+            seen.connect_us = max(0, connected - resolved) if connected else 0
+            seen.tls_us = max(0, secured - connected) if connected and secured else 0
+        return seen
+
+    def _classify(self, code: int, text: str) -> tuple[Fault, str]:
+        """Name the fault of a transfer without a complete answer, once and for all."""
+        guard = self.guard
+        if self._fault is not None:
+            return self._fault, self._fault_text
+        if guard.broken is not None and not self.sends:
+            return Fault.INTERNAL, guard.broken
+        if code == _E_CONNECT and guard.refused and not guard.allowed:
+            return Fault.REFUSED, REFUSED_TEXT
+        if code == _E_UNSUPPORTED and not self.sends and "disabled" in text:
+            return Fault.REFUSED, "refused by the scheme policy"
+        if code == _E_TIMEOUT:
+            return self._classify_timeout()
+        if code == _E_ABORTED and self._second_send:
+            return Fault.CONNECTION, "the connection broke again after a resend"
+        if self._limits.proxy and code in (_E_CONNECT, _E_PROXY_NAME):
+            return self._classify_proxy(code)
+        said = clean(text, self.request.url) or f"libcurl error {code}"
+        if code in (_E_URL, _E_USER_IN_URL) or (code == _E_UNSUPPORTED and not self.sends):
+            return Fault.UNBUILDABLE, said
+        if code in _TLS_CODES or (code in (_E_SEND, _E_RECEIVE) and "SSL" in text and "alert" in text):
+            return Fault.TLS, said
+        if code in _INTERNAL_CODES:
+            return Fault.INTERNAL, said
+        if code in (_E_PROXY_NAME, _E_NAME):
+            return Fault.DNS_TEMPORARY, said
+        if code in _PROTOCOL_CODES:
+            return Fault.PROTOCOL, said
+        if code == 0:
+            return Fault.CONNECTION, "closed before the reply's header block ended"
+        return Fault.CONNECTION, said
+
+    def _classify_timeout(self) -> tuple[Fault, str]:
+        if self.sends:
+            if self.begun:
+                return Fault.TIMEOUT, "timed out within the reply's header block"
+            return Fault.TIMEOUT, "timed out waiting for the reply"
+        if not self.guard.allowed and not self.guard.refused:
+            return Fault.DNS_TEMPORARY, "timed out resolving the name"
+        if self.curl.getinfo(pycurl.CONNECT_TIME_T):
+            return Fault.TIMEOUT, "timed out in the TLS handshake"
+        return Fault.TIMEOUT, "timed out connecting"
+
+    def _classify_proxy(self, code: int) -> tuple[Fault, str]:
+        """A proxy that is away or wants other credentials is ours to mend; what it refuses is the target's."""
+        answer = self.curl.getinfo(pycurl.HTTP_CONNECTCODE)
+        if code == _E_PROXY_NAME:
+            return Fault.INTERNAL, "the egress proxy's name cannot be resolved"
+        if not answer or answer == 407:
+            return Fault.INTERNAL, f"the egress proxy cannot be used (answer {answer})"
+        return Fault.CONNECTION, f"the egress proxy answered {answer}"
+
+
+def clean(text: str, url: str) -> str:
+    """Make libcurl's text fit for a log: no URL, nothing unprintable, bounded.
+
+    Receivers get bytes of their own into it: escape codes, long tokens, what is not UTF-8.
+    """
+    text = _URL.sub("<url>", text[: 8 * TEXT_LENGTH].replace(url, "<url>"))
+    return "".join(char if char.isprintable() else "?" for char in text)[:TEXT_LENGTH]
+
+
+def _parse(lines: list[bytes]) -> list[tuple[str, str]]:
+    """Split header lines: names lower-cased, values trimmed and decoded as latin-1, which cannot fail."""
+    headers = []
+    for line in lines:
+        name, _, value = line.decode("latin-1").partition(":")
+        headers.append((name.lower(), value.strip(" \t\r\n")))
+    return headers
+
+
+def _proxy_port(proxy: str) -> int:
+    """The port that the egress proxy is dialled at; 1080 is libcurl's when none is named."""
+    parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    return parts.port or (443 if parts.scheme == "https" else 1080)

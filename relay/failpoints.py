@@ -1,0 +1,47 @@
+"""Places at which a test can break a process on purpose. Inert, and next to free, unless RELAY_FAILPOINT names them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+log = logging.getLogger(__name__)
+
+#: Seconds that the action `sleep` takes.
+SLEEP_SECS = 5.0
+
+_armed: dict[str, str] = {}
+
+
+class FailpointError(RuntimeError):
+    """A failpoint was told to raise."""
+
+
+def arm(points: Mapping[str, str]) -> None:
+    """Arm failpoints: names to actions (`kill`, `stop`, `sleep` or `raise`)."""
+    _armed.clear()
+    _armed.update(points)
+
+
+def hit(name: str) -> None:
+    """Do what the failpoint `name` is armed with, if it is."""
+    if not _armed:
+        return
+    action = _armed.get(name)
+    if action is None:
+        return
+    log.warning("failpoint", extra={"failpoint": name, "action": action})
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif action == "sleep":
+        time.sleep(SLEEP_SECS)
+    else:
+        raise FailpointError(name)

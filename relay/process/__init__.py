@@ -1,0 +1,1 @@
+"""What every long-running process has: a heartbeat, a health port, failpoints for the tests."""

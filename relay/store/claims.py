@@ -1,0 +1,100 @@
+"""Take the lease on due rows: the only way to a send."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from psycopg import sql
+
+from relay.store.engine import run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+    from uuid import UUID
+
+    import sqlalchemy as sa
+
+# One statement a batch. The lock comes first, in a query of its own, because window functions (the running sum
+# of bytes) forbid one beside them; what is locked but over the bound is let go with the statement's transaction.
+_CLAIM = sql.SQL("""
+with locked as materialized (
+    select d.id, d.due_at, octet_length(e.payload) as size
+    from relay.deliveries d join relay.events e on e.id = d.event_id
+    where d.id = any(%(ids)s) and d.status = 0 and d.due_at <= now()
+    for update of d skip locked
+),
+bounded as materialized (
+    select id from (
+        select id, sum(size) over w as running, row_number() over w as place
+        from locked window w as (order by due_at, id)
+    ) sums
+    where running <= %(max_bytes)s or place = 1
+)
+update relay.deliveries d
+set status = 1, lease_token = %(token)s, lease_until = now() + make_interval(secs => %(lease)s),
+    announced_at = null, attempt_count = d.attempt_count + 1
+from bounded b, relay.events e, relay.endpoints p
+where d.id = b.id and e.id = d.event_id and p.id = d.endpoint_id
+returning
+    d.id, d.workspace_id, d.event_id, d.endpoint_id, d.event_type,
+    d.attempt_count, d.budget_from, d.generation, d.deferred_count,
+    e.content_type, e.payload,
+    p.version, p.enabled, p.deleted_at is not null,
+    extract(epoch from p.held_until - now())::float8,
+    now()
+""")
+
+_STILL_DUE = sql.SQL("""
+select id from relay.deliveries where id = any(%(ids)s) and status = 0 and due_at <= now()
+""")
+
+
+class Claimed(NamedTuple):
+    """A leased delivery with all that its send needs, but for the endpoint's settings (see `endpoints.settings`)."""
+
+    id: UUID
+    workspace_id: UUID
+    event_id: UUID
+    endpoint_id: UUID
+    event_type: str
+    #: Counts this attempt already.
+    attempt_count: int
+    budget_from: int
+    generation: int
+    deferred_count: int
+    content_type: str
+    payload: bytes
+    endpoint_version: int
+    endpoint_enabled: bool
+    endpoint_deleted: bool
+    #: Seconds until the endpoint's Retry-After hold ends; negative when over, None when there was none.
+    held_secs: float | None
+    #: The database's clock.
+    claimed_at: datetime
+
+    @property
+    def spent(self) -> int:
+        """How many attempts of this generation's budget are spent, this one included."""
+        return self.attempt_count - self.budget_from
+
+
+def claim(
+    connection: sa.Connection, ids: Sequence[UUID], *, token: UUID, lease_secs: float, max_bytes: int
+) -> list[Claimed]:
+    """Lease those of `ids` that are pending, due and unlocked, under `token`, for `lease_secs`.
+
+    Payloads come to `max_bytes` in all, but for a first one that is larger. Each claim counts an attempt.
+    """
+    cursor = run(
+        connection, _CLAIM, {"ids": list(ids), "token": token, "lease": float(lease_secs), "max_bytes": max_bytes}
+    )
+    return [Claimed._make(row) for row in cursor.fetchall()]
+
+
+def still_due(connection: sa.Connection, ids: Sequence[UUID]) -> list[UUID]:
+    """Return which of `ids` wait to be claimed all the same: locked by somebody for a moment, or over the byte bound.
+
+    Reads without locks, so it does not wait for whoever holds them.
+    """
+    return [row[0] for row in run(connection, _STILL_DUE, {"ids": list(ids)}).fetchall()]

@@ -1,0 +1,102 @@
+"""Connections: how they are made, pooled and kept honest.
+
+Two kinds. `make_engine` is for everything. `make_hot_engine` is for announcing,
+claiming and recording: its sessions may only use index scans and nested loops,
+and one generic plan a statement, so that a table that was empty, is full, or
+was never analysed gets the same plan. (With free choice, a recording of 500
+rows under stale statistics became a sequential scan in a loop: 2 s.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, LiteralString, cast
+
+import sqlalchemy as sa
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    import psycopg
+    from psycopg import sql
+
+#: Seconds. A database that does not answer must cost a thread this long at most.
+CONNECT_TIMEOUT_SECS = 5
+STATEMENT_TIMEOUT_SECS = 15
+#: Seconds a statement may wait for a lock somebody else holds.
+LOCK_TIMEOUT_SECS = 5
+#: A frozen peer (no FIN, no RST) is noticed after this many milliseconds of unacknowledged bytes (Linux).
+TCP_USER_TIMEOUT_MS = 20_000
+
+_SESSION = {
+    "timezone": "UTC",
+    "statement_timeout": f"{STATEMENT_TIMEOUT_SECS}s",
+    "lock_timeout": f"{LOCK_TIMEOUT_SECS}s",
+    "idle_in_transaction_session_timeout": "60s",
+}
+_HOT_SESSION = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_bitmapscan": "off",
+    "enable_material": "off",
+    "jit": "off",
+}
+
+Row = tuple[Any, ...]
+
+
+def make_engine(url: str, *, name: str, size: int) -> sa.Engine:
+    """Make a pool of at most `size` connections, called `relay <name>` in pg_stat_activity.
+
+    A connection is tried before use, so that a restart of the database costs no request.
+    """
+    return _engine(url, name=name, size=size, session=_SESSION)
+
+
+def make_hot_engine(url: str, *, name: str, size: int) -> sa.Engine:
+    """Make a pool like `make_engine`'s, in autocommit, whose plans are pinned (see the module)."""
+    return _engine(url, name=name, size=size, session=_SESSION | _HOT_SESSION).execution_options(
+        isolation_level="AUTOCOMMIT"
+    )
+
+
+def run(
+    connection: sa.Connection,
+    statement: LiteralString | sql.SQL,
+    parameters: Mapping[str, object] | Sequence[object] | None = None,
+) -> psycopg.Cursor[Row]:
+    """Run a hot statement on the driver's own connection: prepared at once, binary both ways.
+
+    Same transaction as `connection`; errors are the driver's, as SQLAlchemy wraps only its own calls.
+    """
+    raw = cast("psycopg.Connection[Row]", connection.connection.driver_connection)
+    return raw.execute(statement, parameters, prepare=True, binary=True)
+
+
+def transaction(connection: sa.Connection) -> AbstractContextManager[psycopg.Transaction]:
+    """Put several hot statements of an autocommit connection into one transaction."""
+    return cast("psycopg.Connection[Row]", connection.connection.driver_connection).transaction()
+
+
+def _engine(url: str, *, name: str, size: int, session: Mapping[str, str]) -> sa.Engine:
+    return sa.create_engine(
+        sa.make_url(url).set(drivername="postgresql+psycopg"),
+        pool_size=size,
+        max_overflow=0,
+        pool_timeout=CONNECT_TIMEOUT_SECS,
+        pool_pre_ping=True,
+        # Seconds. After a failover, connections to the old primary are let go within this time.
+        pool_recycle=300,
+        connect_args={
+            "application_name": f"relay {name}",
+            "connect_timeout": CONNECT_TIMEOUT_SECS,
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "tcp_user_timeout": TCP_USER_TIMEOUT_MS,
+            "options": " ".join(f"-c {key}={value}" for key, value in session.items()),
+            "prepare_threshold": 2,
+        },
+    )

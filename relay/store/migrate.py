@@ -1,0 +1,40 @@
+"""Run the Alembic migrations, which travel inside the installed package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+
+import relay
+from relay.core.errors import ConfigurationError
+
+
+def migrations_folder() -> Path:
+    """Return where the migrations lie: in the package when installed, beside it in a checkout."""
+    package = Path(relay.__file__).resolve().parent
+    for folder in (package / "alembic", package.parent / "alembic"):
+        if (folder / "env.py").is_file():
+            return folder
+    raise ConfigurationError(f"the migrations are missing from the installation at {package}: reinstall Relay")
+
+
+def alembic_config(url: str) -> Config:
+    """Return Alembic's configuration for the database at `url`, as env.py wants it."""
+    config = Config()
+    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["url"] = sa.make_url(url).set(drivername="postgresql+psycopg")
+    return config
+
+
+def upgrade(url: str, revision: str = "head") -> None:
+    """Bring the schema up to `revision`. Safe to run from several machines at once: one works, the others wait."""
+    command.upgrade(alembic_config(url), revision)
+
+
+def downgrade(url: str, revision: str) -> None:
+    """Take migrations back down to `revision`: for tests and for a release that must be undone."""
+    command.downgrade(alembic_config(url), revision)

@@ -1,0 +1,164 @@
+"""Write what became of leased rows. Every write is fenced: it applies only where the lease token still matches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from psycopg import sql
+
+from relay.store.engine import run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+    from uuid import UUID
+
+    import sqlalchemy as sa
+
+
+class AttemptRow(NamedTuple):
+    """One attempt and where it leaves its delivery: the columns of `delivery_attempts`, and the row's next state."""
+
+    delivery_id: UUID
+    lease_token: UUID
+    #: The delivery's new status (model.Status).
+    next_status: int
+    reason: str | None
+    #: Seconds from now to the next due time; None unless the next status is pending.
+    wait_secs: float | None
+    at: datetime
+    number: int
+    generation: int
+    attempt_class: int
+    code: str | None
+    error: str | None
+    http_status: int | None
+    body_incomplete: bool
+    sends: int
+    dns_us: int
+    connect_us: int
+    tls_us: int
+    first_byte_us: int
+    total_us: int
+    bytes_sent: int
+    bytes_received: int
+    remote_address: str | None
+    worker: str
+    reply_headers: str | None
+    snippet: str | None
+
+
+class UnsentRow(NamedTuple):
+    """A leased row that was not sent: its attempt is given back."""
+
+    delivery_id: UUID
+    endpoint_id: UUID
+    lease_token: UUID
+    next_status: int
+    #: Of a dead row.
+    reason: str | None
+    #: Seconds to the next due time; None pauses a pending row.
+    wait_secs: float | None
+    #: Why it was held back; None for a plain release.
+    deferred_reason: str | None
+    at: datetime
+    generation: int
+    worker: str
+
+
+# The token is one more column of the unnest, so that the primary key leads at every state of the statistics.
+_RECORD = sql.SQL("""
+with r as (
+    select * from unnest(
+        %s::uuid[], %s::uuid[], %s::int2[], %s::text[], %s::float8[], %s::timestamptz[], %s::int4[], %s::int4[],
+        %s::int2[], %s::text[], %s::text[], %s::int4[], %s::bool[], %s::int2[], %s::int4[], %s::int4[], %s::int4[],
+        %s::int4[], %s::int4[], %s::int4[], %s::int4[], %s::text[], %s::text[], %s::text[], %s::text[]
+    ) as r(id, token, next_status, reason, wait, at, number, generation, class, code, error, status, body_incomplete,
+        sends, dns_us, connect_us, tls_us, first_byte_us, total_us, bytes_sent, bytes_received, remote_address,
+        worker, reply_headers, snippet)
+),
+u as (
+    update relay.deliveries d
+    set status = r.next_status, reason = r.reason, lease_token = null, lease_until = null, announced_at = null,
+        due_at = case when r.next_status = 0 then now() + make_interval(secs => r.wait) else d.due_at end,
+        finished_at = case when r.next_status = 0 then null else now() end,
+        deferred_reason = null, deferred_since = null, deferred_count = 0,
+        last_attempt = case when r.next_status = 3 then jsonb_build_object(
+            'at', r.at, 'number', r.number, 'generation', r.generation, 'code', r.code, 'error', r.error,
+            'status', r.status, 'remote_address', r.remote_address, 'total_us', r.total_us,
+            'reply_headers', r.reply_headers, 'snippet', r.snippet) end
+    from r
+    where d.id = r.id and d.lease_token = r.token and d.status = 1
+    returning d.id, r.token
+)
+insert into relay.delivery_attempts (
+    delivery_id, lease_token, at, number, generation, class, code, error, status, body_incomplete, sends,
+    dns_us, connect_us, tls_us, first_byte_us, total_us, bytes_sent, bytes_received, remote_address, worker,
+    reply_headers, snippet)
+select r.id, r.token, r.at, r.number, r.generation, r.class, r.code, r.error, r.status, r.body_incomplete, r.sends,
+    r.dns_us, r.connect_us, r.tls_us, r.first_byte_us, r.total_us, r.bytes_sent, r.bytes_received, r.remote_address,
+    r.worker, r.reply_headers, r.snippet
+from r join u on u.id = r.id and u.token = r.token
+""")
+
+_RECORDED = sql.SQL("""
+select a.delivery_id, a.lease_token
+from unnest(%(ids)s::uuid[], %(tokens)s::uuid[], %(ats)s::timestamptz[]) as r(id, token, at)
+join relay.delivery_attempts a on a.delivery_id = r.id and a.at = r.at and a.lease_token = r.token
+""")
+
+_UNSENT = sql.SQL("""
+with r as (
+    select r.*, d.deferred_reason as before
+    from unnest(
+        %s::uuid[], %s::uuid[], %s::uuid[], %s::int2[], %s::text[], %s::float8[], %s::text[], %s::timestamptz[],
+        %s::int4[], %s::text[]
+    ) as r(id, endpoint_id, token, next_status, reason, wait, deferred, at, generation, worker)
+    join relay.deliveries d on d.id = r.id and d.lease_token = r.token and d.status = 1
+),
+u as (
+    update relay.deliveries d
+    set status = r.next_status, reason = r.reason, lease_token = null, lease_until = null, announced_at = null,
+        attempt_count = d.attempt_count - 1,
+        due_at = case when r.next_status = 0 then now() + make_interval(secs => r.wait) else d.due_at end,
+        finished_at = case when r.next_status = 0 then null else now() end,
+        deferred_reason = r.deferred,
+        deferred_since = case when r.deferred is null then null
+            when r.deferred is distinct from r.before then now() else d.deferred_since end,
+        deferred_count = case when r.deferred is null then 0
+            when r.deferred is distinct from r.before then 1 else d.deferred_count + 1 end
+    from r
+    where d.id = r.id and d.lease_token = r.token and d.status = 1
+    returning d.id, r.token, r.at, r.generation, r.worker, r.deferred, r.before
+),
+log as (
+    -- One row for a run of deferrals, however long the run.
+    insert into relay.delivery_attempts (delivery_id, lease_token, at, generation, class, code, worker)
+    select id, token, at, generation, 3, deferred, worker from u
+    where deferred is not null and deferred is distinct from before
+)
+select id, token from u
+""")
+
+
+def record(connection: sa.Connection, rows: Sequence[AttemptRow]) -> int:
+    """Write finished attempts and their deliveries' next states; return how many the fence let through.
+
+    A row whose token no longer matches writes nothing, not even an attempt.
+    """
+    return run(connection, _RECORD, [list(column) for column in zip(*rows, strict=True)]).rowcount
+
+
+def recorded(connection: sa.Connection, rows: Sequence[AttemptRow]) -> set[tuple[UUID, UUID]]:
+    """Return the (delivery, token) pairs of `rows` that stand in the log: those written before a reply was lost."""
+    parameters = {
+        "ids": [row.delivery_id for row in rows],
+        "tokens": [row.lease_token for row in rows],
+        "ats": [row.at for row in rows],
+    }
+    return {(row[0], row[1]) for row in run(connection, _RECORDED, parameters).fetchall()}
+
+
+def record_unsent(connection: sa.Connection, rows: Sequence[UnsentRow]) -> int:
+    """Give leased rows back unsent, their attempt uncounted; return how many the fence let through."""
+    return len(run(connection, _UNSENT, [list(column) for column in zip(*rows, strict=True)]).fetchall())

@@ -1,0 +1,1 @@
+"""Housekeeping: one sweep a module, each `run_once() -> counts`, none aware of Celery."""

@@ -1,0 +1,38 @@
+"""Control tasks: each one call to a sweep, so that a tick from beat can be seen, and asked for, in Flower."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import NAMESPACE_DNS, uuid5
+
+from relay import __version__
+from relay.store import heartbeats
+from relay.store.heartbeats import Process
+from relay.tasks.schedule import SWEEPS, task_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery import Celery
+
+    from relay.bootstrap import Worker
+
+#: Beat has no row of its own to beat: what arrives here is its sign of life.
+BEAT_PROCESS = Process(process_id=uuid5(NAMESPACE_DNS, "beat.relay"), role="beat", host="", pid=0, release=__version__)
+
+
+def register(app: Celery, worker: Callable[[], Worker]) -> None:
+    """Register a task for each sweep, and beat's heartbeat."""
+    for sweep in SWEEPS:
+        _register_sweep(app, worker, sweep)
+
+    @app.task(name="relay.heartbeat", max_retries=0)
+    def heartbeat() -> None:
+        with worker().engine.begin() as connection:
+            heartbeats.beat(connection, BEAT_PROCESS, {})
+
+
+def _register_sweep(app: Celery, worker: Callable[[], Worker], sweep: str) -> None:
+    @app.task(name=task_name(sweep), max_retries=0)
+    def run() -> None:
+        worker().run_sweep(sweep)

@@ -1,0 +1,22 @@
+"""What beat sends, and how often. No `expires`: Celery would judge it by the worker's clock against beat's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from relay.store.heartbeats import BEAT_SECS
+
+#: Sweep (relay/sweeps) to seconds between two ticks. The sweeps' own intervals are the same.
+SWEEPS = {"reap": 5.0, "reconcile": 10.0, "stream-upkeep": 15.0, "partitions": 3600.0}
+
+
+def task_name(sweep: str) -> str:
+    """Return the Celery task that runs `sweep`."""
+    return f"relay.{sweep.replace('-', '_')}"
+
+
+def beat_schedule() -> dict[str, dict[str, Any]]:
+    """Return Celery's beat table."""
+    table = {sweep: {"task": task_name(sweep), "schedule": secs} for sweep, secs in SWEEPS.items()}
+    table["heartbeat"] = {"task": "relay.heartbeat", "schedule": BEAT_SECS}
+    return table

@@ -1,0 +1,1 @@
+"""The HTTP API: read the request, call the store, render the answer."""

@@ -1,0 +1,218 @@
+"""Signatures: known answers, a foreign verifier, and what the receiver's side refuses."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import pathlib
+from typing import Any
+
+import pytest
+import standardwebhooks
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.core.errors import InvalidInput
+from relay.core.model import Signing
+from relay.core.secret import Secret, new_secret
+from relay.core.signing import TOLERANCE_SECS, signature_headers, signing_key, verify
+
+VECTORS = json.loads((pathlib.Path(__file__).parents[1] / "vectors" / "signing.json").read_text())["vectors"]
+SYMMETRIC = [vector for vector in VECTORS if vector["scheme"] in ("relay", "standard")]
+NOW = 1_700_000_000
+SECRETS = [new_secret(bytes([n]) * 32).reveal() for n in range(3)]
+
+
+def _sign(scheme: Signing, secrets: list[str], body: bytes, **changes: Any) -> list[str]:
+    values: dict[str, Any] = {
+        "delivery_id": "dlv_01",
+        "event_id": "evt_01",
+        "event_type": "order.paid",
+        "attempt": 3,
+        "timestamp": NOW,
+    }
+    keys = [signing_key(scheme, secret) for secret in secrets]
+    return signature_headers(scheme, secrets=keys, body=body, **values | changes)
+
+
+def _parse(lines: list[str]) -> dict[str, str]:
+    return dict(line.split(": ", 1) for line in lines)
+
+
+@pytest.mark.parametrize("vector", SYMMETRIC, ids=lambda v: f"{v['scheme']}-{v['signature'][3:11]}")
+def test_known_answers(vector: dict[str, Any]) -> None:
+    """Every known answer is signed to the letter and verified (B-90, B-91)."""
+    scheme = Signing(vector["scheme"])
+    body = bytes.fromhex(vector["body_hex"])
+    name = "Relay-Signature" if scheme is Signing.RELAY else "webhook-signature"
+    lines = _sign(
+        scheme, [vector["secret"]], body, timestamp=vector["timestamp"], delivery_id=vector.get("id", "dlv_01")
+    )
+    assert f"{name}: {vector['signature']}" in lines
+    key = signing_key(scheme, vector["secret"])
+    assert (
+        verify(scheme, secrets=[key], headers=_parse(lines), body=body, now=vector["timestamp"]) == vector["timestamp"]
+    )
+
+
+def test_there_are_answers_for_both_schemes() -> None:
+    """The file of known answers was found and holds both symmetric schemes."""
+    assert {vector["scheme"] for vector in SYMMETRIC} == {"relay", "standard"}
+
+
+def test_the_lines_of_relay() -> None:
+    """Scheme relay adds six headers, and a job's, which has no event, four."""
+    lines = _sign(Signing.RELAY, SECRETS[:2], b"{}")
+    names = ["Relay-Timestamp", "Relay-Signature", "Relay-Delivery-Id", "Relay-Event-Id", "Relay-Event-Type"]
+    assert list(_parse(lines)) == [*names, "Relay-Attempt"]
+    assert _parse(lines)["Relay-Attempt"] == "3"
+    job = _parse(_sign(Signing.RELAY, SECRETS[:1], b"{}", event_id=None, event_type=None))
+    assert list(job) == ["Relay-Timestamp", "Relay-Signature", "Relay-Delivery-Id", "Relay-Attempt"]
+
+
+def test_the_newest_secret_signs_first() -> None:
+    """With two secrets there are two signatures, in the secrets' order."""
+    both = _parse(_sign(Signing.RELAY, SECRETS[:2], b"x"))["Relay-Signature"]
+    each = [_parse(_sign(Signing.RELAY, [secret], b"x"))["Relay-Signature"] for secret in SECRETS[:2]]
+    assert both == ",".join(each)
+    both = _parse(_sign(Signing.STANDARD, SECRETS[:2], b"x"))["webhook-signature"]
+    each = [_parse(_sign(Signing.STANDARD, [secret], b"x"))["webhook-signature"] for secret in SECRETS[:2]]
+    assert both == " ".join(each)
+
+
+def test_scheme_none_adds_nothing() -> None:
+    """Without signing there is no header at all."""
+    headers = signature_headers(
+        Signing.NONE, secrets=[], delivery_id="d", event_id="e", event_type="t", attempt=1, timestamp=NOW, body=b""
+    )
+    assert headers == []
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"])), st.integers(1, 2))
+def test_the_published_library_verifies_standard(text: str, count: int) -> None:
+    """What scheme standard signs, the reference implementation accepts with each of the secrets (C-25)."""
+    body = json.dumps({"v": text})
+    now = int(datetime.datetime.now(datetime.UTC).timestamp())
+    headers = _parse(_sign(Signing.STANDARD, SECRETS[:count], body.encode(), timestamp=now))
+    for secret in SECRETS[:count]:
+        assert standardwebhooks.Webhook(secret).verify(body, headers) == {"v": text}
+    with pytest.raises(standardwebhooks.WebhookVerificationError):
+        standardwebhooks.Webhook(SECRETS[2]).verify(body, headers)
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
+def test_what_the_published_library_signs_is_verified(text: str) -> None:
+    """A request signed by the reference implementation passes."""
+    now = datetime.datetime.fromtimestamp(NOW, datetime.UTC)
+    headers = {
+        "Webhook-Id": "msg_1",
+        "Webhook-Timestamp": str(NOW),
+        "Webhook-Signature": standardwebhooks.Webhook(SECRETS[0]).sign("msg_1", now, text),
+    }
+    key = signing_key(Signing.STANDARD, SECRETS[0])
+    assert verify(Signing.STANDARD, secrets=[key], headers=headers, body=text.encode(), now=NOW) == NOW
+
+
+SCHEMES = pytest.mark.parametrize("scheme", [Signing.RELAY, Signing.STANDARD])
+
+
+@SCHEMES
+def test_rotation_overlaps(scheme: Signing) -> None:
+    """While two secrets sign, a receiver with either passes; one with neither does not (C-27)."""
+    body = b'{"a":1}'
+    headers = _parse(_sign(scheme, SECRETS[:2], body))
+    keys = [signing_key(scheme, secret) for secret in SECRETS]
+    for known in ([keys[0]], [keys[1]], [keys[2], keys[1]]):
+        verify(scheme, secrets=known, headers=headers, body=body, now=NOW)
+    with pytest.raises(InvalidInput) as refused:
+        verify(scheme, secrets=[keys[2]], headers=headers, body=body, now=NOW)
+    assert refused.value.code == "bad_signature"
+
+
+@SCHEMES
+@pytest.mark.parametrize("age", [-TOLERANCE_SECS - 1, -TOLERANCE_SECS, 0, TOLERANCE_SECS, TOLERANCE_SECS + 1])
+def test_freshness(scheme: Signing, age: int) -> None:
+    """A signature holds for the tolerance, in the past and in the future, and not a second longer."""
+    headers = _parse(_sign(scheme, SECRETS[:1], b"x"))
+    keys = [signing_key(scheme, SECRETS[0])]
+    if abs(age) <= TOLERANCE_SECS:
+        verify(scheme, secrets=keys, headers=headers, body=b"x", now=NOW + age)
+    else:
+        with pytest.raises(InvalidInput) as refused:
+            verify(scheme, secrets=keys, headers=headers, body=b"x", now=NOW + age)
+        assert refused.value.code == "stale"
+
+
+@SCHEMES
+@given(data=st.data())
+def test_any_change_is_noticed(scheme: Signing, data: st.DataObject) -> None:
+    """Another body, time, id or signature does not pass, and nothing but InvalidInput is raised."""
+    headers = _parse(_sign(scheme, SECRETS[:1], b"body"))
+    signed: tuple[str, ...] = ("Relay-Timestamp", "Relay-Signature")
+    if scheme is Signing.STANDARD:
+        signed = ("webhook-id", "webhook-timestamp", "webhook-signature")
+    name = data.draw(st.sampled_from(["body", *signed]))
+    body = b"body"
+    if name == "body":
+        body = data.draw(st.binary().filter(lambda other: other != body))
+    else:
+        original = headers[name]
+        headers[name] = data.draw(st.text(max_size=80).filter(lambda other: other.strip() != original))
+        # The signature itself may be repeated among others.
+        if name == signed[-1] and original in headers[name]:
+            return
+    with pytest.raises(InvalidInput):
+        verify(scheme, secrets=[signing_key(scheme, SECRETS[0])], headers=headers, body=body, now=NOW)
+
+
+@SCHEMES
+def test_unknown_versions_are_passed_over(scheme: Signing) -> None:
+    """Signatures of versions to come stand beside ours without harm."""
+    headers = _parse(_sign(scheme, SECRETS[:1], b"x"))
+    name = "Relay-Signature" if scheme is Signing.RELAY else "webhook-signature"
+    headers[name] = f"v9=00,{headers[name]}" if scheme is Signing.RELAY else f"v1a,AAAA {headers[name]}"
+    headers = {key.upper(): value for key, value in headers.items()}
+    verify(scheme, secrets=[signing_key(scheme, SECRETS[0])], headers=headers, body=b"x", now=NOW)
+
+
+@SCHEMES
+def test_each_missing_header_is_named(scheme: Signing) -> None:
+    """A request without one of the headers is refused, and the error says which."""
+    complete = _parse(_sign(scheme, SECRETS[:1], b"x"))
+    needed = list(complete)[:2] if scheme is Signing.RELAY else list(complete)
+    for name in needed:
+        headers = {key: value for key, value in complete.items() if key != name}
+        with pytest.raises(InvalidInput) as refused:
+            verify(scheme, secrets=[signing_key(scheme, SECRETS[0])], headers=headers, body=b"x", now=NOW)
+        assert (refused.value.code, refused.value.field) == ("missing_signature", name)
+
+
+def test_no_secret_is_a_mistake() -> None:
+    """Verifying with no secret at all never passes: it raises as a mistake of the program."""
+    with pytest.raises(ValueError, match="no secret"):
+        verify(Signing.RELAY, secrets=[], headers={}, body=b"", now=NOW)
+
+
+def test_keys() -> None:
+    """The key is the whole text for relay, the decoded base64 for standard, from a str or a Secret."""
+    text = "whsec_" + "QUJD" * 8
+    assert signing_key(Signing.RELAY, Secret(text)) == text.encode()
+    assert signing_key(Signing.STANDARD, Secret(text)) == b"ABC" * 8
+    assert signing_key(Signing.RELAY, "whsec_demo") == b"whsec_demo"
+
+
+@pytest.mark.parametrize("text", ["", "whsec_", "whsec_demo!", "QUJD", "whsec_QUJ", "whsec_é"])
+def test_secrets_that_have_no_key(text: str) -> None:
+    """What is not whsec_ and base64 has no key under standard, and the error does not show it."""
+    with pytest.raises(InvalidInput) as refused:
+        signing_key(Signing.STANDARD, text)
+    assert refused.value.code == "invalid_secret"
+
+
+@pytest.mark.parametrize("scheme", [Signing.NONE, Signing.STANDARD_ED25519])
+def test_schemes_without_a_shared_key(scheme: Signing) -> None:
+    """Schemes that have no symmetric key are refused here rather than signed wrongly."""
+    with pytest.raises(ValueError, match=scheme.value):
+        signing_key(scheme, SECRETS[0])
+    with pytest.raises(ValueError, match=scheme.value):
+        verify(scheme, secrets=[b"x"], headers={}, body=b"", now=NOW)
