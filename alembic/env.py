@@ -26,6 +26,9 @@ def run() -> None:
         # A statement waits for a table's lock at most so long: a migration must not queue up all traffic behind it.
         connection.exec_driver_sql("set lock_timeout = '4s'")
         connection.exec_driver_sql("set statement_timeout = '60s'")
+        # A role called relay has the schema as its default one, whose tables a comparison would see without a schema.
+        connection.exec_driver_sql("set search_path = public")
+        connection.dialect.default_schema_name = "public"
         connection.commit()
         _lock(connection)
         try:

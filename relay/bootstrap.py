@@ -65,7 +65,7 @@ def make_api(settings: Settings) -> Api:
     return Api(
         settings=settings,
         engine=make_engine(url, name="api", size=max(2, settings.db_pool // 2)),
-        hot=make_hot_engine(url, name="api ingest", size=settings.db_pool),
+        hot=make_hot_engine(url, name="api ingest", size=settings.db_pool, try_first=True),
         vault=make_vault(settings),
         url_policy=make_url_policy(settings),
         address_policy=make_address_policy(settings),

@@ -29,11 +29,11 @@ def arm(points: Mapping[str, str]) -> None:
     _armed.update(points)
 
 
-def hit(name: str) -> None:
-    """Do what the failpoint `name` is armed with, if it is."""
+def hit(name: str, of: str | None = None) -> None:
+    """Do what the failpoint `name` is armed with, if it is; or `name.of`, which one of many that pass here can arm."""
     if not _armed:
         return
-    action = _armed.get(name)
+    action = _armed.get(name) or _armed.get(f"{name}.{of}")
     if action is None:
         return
     log.warning("failpoint", extra={"failpoint": name, "action": action})

@@ -29,9 +29,9 @@ _ATTEMPTS = {cls: ATTEMPTS.labels(cls.label) for cls in AttemptClass}
 _DEFERRED = {reason: DEFERRED.labels(reason.value) for reason in DeferReason}
 
 
-def attempt(cls: AttemptClass) -> None:
-    """Count one attempt."""
-    _ATTEMPTS[cls].inc()
+def attempt(cls: AttemptClass, count: int = 1) -> None:
+    """Count an attempt that stands in the log, or several."""
+    _ATTEMPTS[cls].inc(count)
 
 
 def deferred(reason: DeferReason) -> None:

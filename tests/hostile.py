@@ -9,7 +9,10 @@ from __future__ import annotations
 import array
 import contextlib
 import fcntl
+import os
+import select
 import socket
+import ssl
 import struct
 import termios
 import threading
@@ -20,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Self
 from relay.delivery.engine import Completed, Engine, SendRequest
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable, Sequence
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -73,6 +75,8 @@ class Peer:
         self.number = number
         self._receiver = receiver
         self._buffer = b""
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
 
     def read(self) -> Received:
         """Read one whole request and note it. Raises EOFError at the end of the stream."""
@@ -97,13 +101,8 @@ class Peer:
 
     def hold(self) -> None:
         """Say nothing more, and wait for the other side to go or the receiver to end."""
-        self.socket.settimeout(0.05)
-        while not self._receiver.ending.is_set():
-            try:
-                if not self.socket.recv(65536):
-                    return
-            except TimeoutError:
-                continue
+        while self._receive():
+            pass
 
     def trickle(self, data: bytes, *, every: float) -> None:
         """Send byte by byte until the other side goes."""
@@ -113,10 +112,20 @@ class Peer:
                 return
 
     def _more(self) -> None:
-        data = self.socket.recv(65536)
+        data = self._receive()
         if not data:
             raise EOFError
         self._buffer += data
+
+    def _receive(self) -> bytes:
+        """Wait for bytes, or the end of the stream, or that of the receiver."""
+        while not self._receiver.ending.is_set():
+            if self._pending() or self._poll.poll(20):
+                return self.socket.recv(65536)
+        return b""
+
+    def _pending(self) -> int:
+        return self.socket.pending() if isinstance(self.socket, ssl.SSLSocket) else 0
 
 
 class Receiver:
@@ -185,7 +194,8 @@ class Receiver:
     def _serve(self, connection: socket.socket, number: int) -> None:
         try:
             if self._tls is not None:
-                connection = self._tls.wrap_socket(connection, server_side=True)
+                connection = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+                self._shake_hands(connection)
             self._script(Peer(self, connection, number))
         except (OSError, EOFError):
             pass
@@ -194,6 +204,44 @@ class Receiver:
         finally:
             connection.close()
             self.closed += 1
+
+    @staticmethod
+    def _shake_hands(connection: ssl.SSLSocket) -> None:
+        """Shake hands; where that fails take what comes, so that a reset does not overtake the alert."""
+        try:
+            connection.do_handshake()
+        except ssl.SSLError:
+            connection.shutdown(socket.SHUT_WR)
+            while os.read(connection.fileno(), 65536):
+                pass
+            raise
+
+
+class Hoard:
+    """Accepts any number of connections and never says a word: one thread for all."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+        self._listener.settimeout(0.05)
+        self._ending = threading.Event()
+        self.held: list[socket.socket] = []
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/"
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self._thread.join(PATIENCE)
+        for connection in [*self.held, self._listener]:
+            connection.close()
+
+    def _accept(self) -> None:
+        while not self._ending.is_set():
+            with contextlib.suppress(TimeoutError):
+                self.held.append(self._listener.accept()[0])
 
 
 def keep_answering(reply: bytes = OK) -> Callable[[Peer], None]:

@@ -21,7 +21,7 @@ from relay.core.signing import signing_key
 from relay.store import destinations as rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
     from uuid import UUID
 
     import sqlalchemy as sa
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 #: By name in lower case. The empty ones keep libcurl from adding its own.
 _OUR_LINES = {"user-agent": f"User-Agent: Relay/{__version__}", "accept": "Accept:", "expect": "Expect:"}
 
-#: Endpoints kept; the least lately used go first. About 2 KB each.
+#: Endpoints kept; the oldest go first. About 2 KB each.
 KEPT = 20_000
 
 
@@ -79,29 +79,30 @@ class Destinations:
         self._vault = vault
         self._timeout_ms = timeout_ms
         self._max_in_flight = max_in_flight
-        self._kept: OrderedDict[tuple[UUID, int], Destination] = OrderedDict()
+        # By the ids' numbers: a UUID's own hash is Python, and this is asked for every delivery.
+        self._kept: OrderedDict[tuple[int, int], Destination] = OrderedDict()
 
     def find(
-        self, connection: sa.Connection, wanted: Iterable[tuple[UUID, int]]
-    ) -> dict[tuple[UUID, int], Destination]:
-        """Return the destination for each (endpoint, version). One statement for all that are not kept, none otherwise.
+        self, connection: sa.Connection, wanted: Mapping[tuple[int, int], UUID]
+    ) -> dict[tuple[int, int], Destination]:
+        """Return the destination for each (endpoint id as a number, version). One statement for all that are not kept.
 
         Where a row has moved on since, its newer version stands in.
         """
-        found: dict[tuple[UUID, int], Destination] = {}
-        missing: list[tuple[UUID, int]] = []
-        for pair in wanted:
-            kept = self._kept.get(pair)
+        found: dict[tuple[int, int], Destination] = {}
+        missing: dict[tuple[int, int], UUID] = {}
+        for key, endpoint_id in wanted.items():
+            kept = self._kept.get(key)
             if kept is None:
-                missing.append(pair)
+                missing[key] = endpoint_id
             else:
-                found[pair] = kept
+                found[key] = kept
         if missing:
-            loaded = {row.id: self._build(row) for row in rows.load(connection, [pair[0] for pair in missing])}
-            for pair in missing:
-                destination = loaded[pair[0]]
-                found[pair] = destination
-                self._kept[(destination.id, destination.version)] = destination
+            loaded = {row.id: self._build(row) for row in rows.load(connection, list(missing.values()))}
+            for key, endpoint_id in missing.items():
+                destination = loaded[endpoint_id]
+                found[key] = destination
+                self._kept[(destination.id.int, destination.version)] = destination
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
         return found

@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 import psycopg
 import sqlalchemy as sa
 
+from relay import failpoints
 from relay.core.errors import Unavailable
 from relay.core.model import DeadReason, DeferReason, Status
 from relay.core.observation import Observation
@@ -103,17 +104,19 @@ class Dispatcher:
         try:
             started = time.monotonic()
             token = uuid4()
+            failpoints.hit("claim.before")
             with self._hot.connect() as connection:
                 claimed = claims.claim(
                     connection, ids, token=token, lease_secs=self._limits.lease_secs, max_bytes=CLAIM_BYTES
                 )
+                failpoints.hit("claim.after")
                 left: list[UUID] = []
                 if len(claimed) < len(ids):
                     got = {row.id for row in claimed}
                     left = claims.still_due(connection, [id_ for id_ in ids if id_ not in got])
                 with self._destinations_lock:
                     destinations = self._destinations.find(
-                        connection, {(row.endpoint_id, row.endpoint_version) for row in claimed}
+                        connection, {(row.endpoint_id.int, row.endpoint_version): row.endpoint_id for row in claimed}
                     )
             if left:
                 self._again(left)
@@ -126,7 +129,7 @@ class Dispatcher:
         self,
         claimed: Sequence[Claimed],
         token: UUID,
-        destinations: dict[tuple[UUID, int], Destination],
+        destinations: dict[tuple[int, int], Destination],
         started: float,
     ) -> int:
         claim_us = int((time.monotonic() - started) * 1e6)
@@ -137,12 +140,8 @@ class Dispatcher:
         holding: list[Leased] = []
         try:
             for row in claimed:
-                leased = Leased(
-                    row=row,
-                    token=token,
-                    destination=destinations[(row.endpoint_id, row.endpoint_version)],
-                    claim_us=claim_us,
-                )
+                destination = destinations[(row.endpoint_id.int, row.endpoint_version)]
+                leased = Leased(row=row, token=token, destination=destination, claim_us=claim_us)
                 held_back = self._gate(leased)
                 if isinstance(held_back, UnsentRow):
                     unsent.append(held_back)
@@ -155,6 +154,7 @@ class Dispatcher:
             for leased in holding:
                 leased.gate_us = gate_us
             if requests:
+                failpoints.hit("send.before")
                 self._sender.submit(requests)
             holding = []
         except Unavailable:
@@ -212,6 +212,7 @@ class Dispatcher:
 
     def _build(self, leased: Leased, started: float, timestamp: int) -> SendRequest:
         row, destination = leased.row, leased.destination
+        failpoints.hit("send.build", row.event_type)
         headers = [
             *destination.header_lines,
             *signature_headers(

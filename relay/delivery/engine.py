@@ -184,6 +184,8 @@ class Engine:
                 except Exception:  # loop boundary: one bad turn must not end all the others
                     log.exception("a turn of the send engine failed", extra={"action": "engine.turn_failed"})
                     time.sleep(REST_SECS)
+                    # What it left undone may have no further event: make the next turn come at once.
+                    self._timer_at = 0.0
         finally:
             self._shut()
 
@@ -418,11 +420,11 @@ class Engine:
         with self._lock:
             self._ended.set()
             os.close(self._wakeup)
-        self._epoll.close()
         for transfer in self._free:
             transfer.close()
-        # Last: look-ups that hang hold it for seconds.
+        # After the report: look-ups that hang hold it for seconds. It still has its sockets watched.
         self._multi.close()
+        self._epoll.close()
 
     def _abandon(self, transfer: Transfer, now: float) -> None:
         try:

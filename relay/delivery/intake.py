@@ -195,7 +195,7 @@ class Intake:
 
     def _read(self) -> None:
         while not self._stop.is_set():
-            if not self._may_read():
+            if not self._may_read() or not self._redis_may_answer():
                 continue
             reserved = self._room.reserve(self._batch, least=max(1, self._batch // 4), timeout=0.25)
             if not reserved:
@@ -249,11 +249,22 @@ class Intake:
         self._claims_fail.clear()
         return True
 
+    def _redis_may_answer(self) -> bool:
+        """While Redis is away, ask it with no room in hand: the poller needs all there is."""
+        if self.redis_answers is not False:
+            return True
+        # Also between a ping that is answered and a read that is not, or the two would chase each other.
+        self._stop.wait(self._rhythm.retry_secs)
+        try:
+            self._stream.ping()
+        except redis.RedisError:
+            return False
+        return True
+
     def _redis_failed(self, error: redis.RedisError) -> None:
         if self.redis_answers is not False:
             log.warning("Redis does not answer: looking in Postgres instead", extra={"error": str(error)[:200]})
         self.redis_answers = False
-        self._stop.wait(self._rhythm.retry_secs)
 
     # --- the poller ---
 

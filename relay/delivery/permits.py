@@ -76,8 +76,9 @@ class Slots:
         """Take the global cap `room`: where there are several workspaces, none takes more than half of it."""
         self._workspace_cap = max(1, room // 2)
         self._lock = threading.Lock()
-        self._by_endpoint: dict[UUID, int] = {}
-        self._by_workspace: dict[UUID, int] = {}
+        # By the ids' numbers: a UUID's own hash and comparison are Python, and this runs for every send.
+        self._by_endpoint: dict[int, int] = {}
+        self._by_workspace: dict[int, int] = {}
         self._waiting: dict[UUID, _Waiting] = {}
         #: Whether this installation has more than one workspace; kept up to date by the process's heartbeat.
         self.several_workspaces = False
@@ -85,21 +86,21 @@ class Slots:
     def try_take(self, endpoint_id: UUID, workspace_id: UUID, *, limit: int) -> bool:
         """Take a slot of the endpoint, which has `limit` of them; False where it or its workspace has none free."""
         with self._lock:
-            used = self._by_endpoint.get(endpoint_id, 0)
+            used = self._by_endpoint.get(endpoint_id.int, 0)
             if used >= limit:
                 return False
-            of_workspace = self._by_workspace.get(workspace_id, 0)
+            of_workspace = self._by_workspace.get(workspace_id.int, 0)
             if self.several_workspaces and of_workspace >= self._workspace_cap:
                 return False
-            self._by_endpoint[endpoint_id] = used + 1
-            self._by_workspace[workspace_id] = of_workspace + 1
+            self._by_endpoint[endpoint_id.int] = used + 1
+            self._by_workspace[workspace_id.int] = of_workspace + 1
             return True
 
     def give_back(self, endpoint_id: UUID, workspace_id: UUID) -> None:
         """Return a slot. Raises AssertionError where none is taken."""
         with self._lock:
-            _count_down(self._by_endpoint, endpoint_id)
-            _count_down(self._by_workspace, workspace_id)
+            _count_down(self._by_endpoint, endpoint_id.int)
+            _count_down(self._by_workspace, workspace_id.int)
 
     def wait_secs(self, endpoint_id: UUID, *, limit: int, random: float) -> float:
         """Return how long a delivery without a slot waits, and count it among the waiting ones until then.
@@ -151,7 +152,7 @@ class _Waiting:
         return self._total
 
 
-def _count_down(counts: dict[UUID, int], key: UUID) -> None:
+def _count_down(counts: dict[int, int], key: int) -> None:
     left = counts.get(key, 0) - 1
     assert left >= 0, "a slot came back that nobody had taken"
     if left:

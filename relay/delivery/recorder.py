@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import sqlalchemy as sa
 
-from relay import metrics
+from relay import failpoints, metrics
 from relay.core.decision import Dead, Delivered, decide
 from relay.core.model import AttemptClass, DeferReason, Status
 from relay.core.observation import Fault, Observation
@@ -193,10 +193,12 @@ class Recorder:
         if not rows:
             return
         began = time.monotonic()
+        failpoints.hit("record.before")
         stale = self._persist(rows, holds, gone)
         persist_us = int((time.monotonic() - began) * 1e6)
-        for _, verdict in done:
-            metrics.attempt(verdict.cls)
+        for row, (_, verdict) in zip(rows, done, strict=True):
+            if (row.delivery_id, row.lease_token) not in stale:
+                metrics.attempt(verdict.cls)
         if stale:
             metrics.STALE_RESULTS.inc(len(stale))
         _log_attempts(rows, done, stale, persist_us)

@@ -6,6 +6,7 @@ begins with `reset()` and one function that sets every option there is to set.
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ class Transfer:
     #: A whole status line was seen; the blank line of a final header block was seen.
     begun: bool
     complete: bool
-    #: Whether the next send is the first on its connection's account, and whether a second was stopped.
+    #: Whether the next send is this start's first, and whether a further one was stopped.
     _may_send: bool
     _second_send: bool
     _sent_at: float
@@ -211,7 +212,11 @@ class Transfer:
     # Callbacks.
 
     def _on_send(self, remote: str, _local: str, _remote_port: int, _local_port: int) -> int:
-        """Runs before each send. libcurl would resend by itself, several times: stop the second."""
+        """Runs before each send. On a stale connection libcurl resends by itself: stop that.
+
+        It would do so up to five times, perhaps on connections that are stale as well, and give each
+        the whole time-out again.
+        """
         if self._may_send:
             self._may_send = False
             self.sends += 1
@@ -345,9 +350,7 @@ class Transfer:
 
     def _pin(self, url: str, addresses: Sequence[str]) -> None:
         """Hand vetted addresses over. A proxy is told the first: it gets one target, not a list."""
-        parts = urlsplit(url)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        host = parts.hostname or ""
+        host, port = _origin(url)
         spelled = [f"[{address}]" if ":" in address else address for address in addresses[:MAX_ADDRESSES]]
         if self._limits.proxy:
             bracketed = f"[{host}]" if ":" in host else host
@@ -452,6 +455,13 @@ def _parse(lines: list[bytes]) -> list[tuple[str, str]]:
         name, _, value = line.decode("latin-1").partition(":")
         headers.append((name.lower(), value.strip(" \t\r\n")))
     return headers
+
+
+@functools.lru_cache(maxsize=1024)
+def _origin(url: str) -> tuple[str, int]:
+    """Host (without brackets) and port of a stored URL."""
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
 
 def _proxy_port(proxy: str) -> int:

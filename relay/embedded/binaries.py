@@ -120,8 +120,10 @@ def copy_wheel(program: Path, parts: tuple[Path, ...], home: Path, account: Acco
         shutil.rmtree(unfinished, ignore_errors=True)
         for part in parts:
             shutil.copytree(part, unfinished / part.name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-        unfinished.chmod(0o755)
+        _open_to_read(unfinished)
         unfinished.rename(target)
+    if not can_reach(account, target / parts[0].name / program.relative_to(parts[0])):
+        raise ConfigurationError(f"user {account.name} may not run programs in {home}: name another base directory")
     say(f"{parts[0]} is closed to user {account.name}: using the copy in {target}")
     return target / parts[0].name / program.relative_to(parts[0])
 
@@ -179,6 +181,13 @@ def _wheel_platform() -> str:
     if machine in ("aarch64", "arm64"):
         return f"{system}-{'arm64' if system == 'darwin' else 'aarch64'}"
     return f"{system}-{machine}"
+
+
+def _open_to_read(tree: Path) -> None:
+    """Let everyone read a copy, and run what its owner may run: a wheel may have been installed for one user alone."""
+    for path in (tree, *tree.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
 
 
 def _build(part: Path) -> str:

@@ -16,11 +16,6 @@ class AlreadyHeld(ConfigurationError):
     """Another process holds the lock: stop it, or use another directory."""
 
 
-def only_one(base: Path) -> FileLock:
-    """The lock that allows one `relay up` for a base directory, which must be there."""
-    return FileLock(base / "up.lock", f"the installation in {base}")
-
-
 class FileLock:
     """An exclusive lock on `path`, for one open file: two objects of one process exclude each other too.
 
@@ -51,6 +46,9 @@ class FileLock:
             if self._is_file(descriptor):
                 break
             os.close(descriptor)  # its holder deleted it between our open and our lock
+        if os.geteuid() == 0:  # in another user's directory, that user must be able to open it later
+            owner = self._path.parent.stat()
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
         self._descriptor = descriptor

@@ -23,6 +23,7 @@ import psycopg
 import requests
 from celery import Celery
 from celery.signals import worker_process_init
+from requests.adapters import HTTPAdapter
 
 from relay.loadtest import drain
 from relay.loadtest.scenario import Options, costs
@@ -72,12 +73,12 @@ _process: dict[str, Any] = {}
 
 
 def run(options: Options) -> Report:
-    """Drain the plain way, then as Relay does, in one stack; the report is the drain's, with the ratio in its figures."""
+    """Drain the plain way, then as Relay does; the report is the drain's, with the ratio in its figures."""
     with options.stack() as stack:
         options.say("the plain way")
         plain = _measure(stack, min(options.count or COUNT, COUNT))
         stack.stop_roles()
-        stack.connection.execute("truncate relay.deliveries, relay.events, relay.delivery_attempts cascade")
+        stack.connection.execute("truncate relay.workspaces, relay.delivery_attempts cascade  -- relay loadtest")
         options.say("the same as Relay does it")
         drained = drain.run_in(stack, options, patience_secs=drain.PATIENCE_SECS)
         ratio = (drained.rate_per_second or 0.0) / plain["per_second"]
@@ -100,17 +101,8 @@ def _measure(stack: Stack, count: int) -> dict[str, Any]:
     stack.start_process(
         "worker",
         [
-            sys.executable,
-            "-m",
-            "celery",
-            "-A",
-            "relay.loadtest.baseline",
-            "worker",
-            "--loglevel=ERROR",
-            f"--concurrency={_PROCESSES}",
-            f"--queues={_QUEUE}",
-            "--without-gossip",
-            "--without-mingle",
+            *(sys.executable, "-m", "celery", "-A", "relay.loadtest.baseline", "worker", "--loglevel=ERROR"),
+            *(f"--concurrency={_PROCESSES}", f"--queues={_QUEUE}", "--without-gossip", "--without-mingle"),
         ],
     )
     with _producer(stack) as producer:
@@ -128,7 +120,7 @@ def _measure(stack: Stack, count: int) -> dict[str, Any]:
         while _finished(stack.connection) < WARM_UP + count:
             time.sleep(POLL_SECS)
     row = stack.connection.execute(
-        "select extract(epoch from max(finished_at))::float8 from relay.deliveries"
+        "select extract(epoch from max(finished_at))::float8 from relay.deliveries  -- relay loadtest"
     ).fetchone()
     cpu, statements, round_trips = costs(before, stack.read(), count)
     return {
@@ -162,7 +154,10 @@ def _producer(stack: Stack) -> Any:
 @worker_process_init.connect
 def _open(**_: object) -> None:
     _process["connection"] = psycopg.connect(os.environ["DATABASE_URL"], autocommit=True, prepare_threshold=0)
-    _process["session"] = requests.Session()
+    session = requests.Session()
+    # By itself it keeps ten origins' connections and would open one for nearly every delivery.
+    session.mount("http://", HTTPAdapter(pool_connections=drain.ENDPOINTS))
+    _process["session"] = session
 
 
 @app.task(name=_TASK)

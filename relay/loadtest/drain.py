@@ -70,7 +70,7 @@ def run_in(
     stack.start_role("publisher")
     stack.start_role("worker", options.workers)
     stack.wait_for_heartbeats({"publisher": 1, "worker": options.workers})
-    earlier = frozenset() if dropping else _warm_up(stack, sink, workspace)
+    earlier = frozenset() if dropping else _warm_up(stack, sink, workspace, min(WARM_UP, count))
 
     options.say(f"making {count:,} deliveries")
     due_at = datetime.now(UTC) + timedelta(seconds=_SPARE_SECS + count / _SEEDED_PER_SECOND)
@@ -107,10 +107,10 @@ def run_in(
     )
 
 
-def _warm_up(stack: Stack, sink: Sink, workspace: Workspace) -> frozenset[bytes]:
+def _warm_up(stack: Stack, sink: Sink, workspace: Workspace, count: int) -> frozenset[bytes]:
     """Make some deliveries, wait until they are done, and return their ids."""
-    make_deliveries(stack.connection, workspace, WARM_UP, due_at=datetime.now(UTC), payload_bytes=PAYLOAD_BYTES)
-    stack.wait_for(lambda: sink.count() >= WARM_UP and not _unfinished(stack), "warming up")
+    make_deliveries(stack.connection, workspace, count, due_at=datetime.now(UTC), payload_bytes=PAYLOAD_BYTES)
+    stack.wait_for(lambda: sink.count() >= count and not _unfinished(stack), "warming up")
     sink.reset()
     ids: list[tuple[UUID]] = stack.connection.execute(_IDS, [workspace.id], binary=True).fetchall()
     return frozenset(row[0].bytes for row in ids)

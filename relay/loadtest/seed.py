@@ -57,7 +57,7 @@ class Workspace:
 
 def make_workspace(connection: Connection, vault: Vault, urls: Sequence[str], *, name: str = "loadtest") -> Workspace:
     """Make a workspace with an endpoint for each of `urls`, signing as by default, with limits that never act."""
-    workspace = Workspace(id=_new_id(), endpoint_ids=[_new_id() for _ in urls])
+    workspace = Workspace(id=new_id(), endpoint_ids=[new_id() for _ in urls])
     with connection.transaction():
         connection.execute(_WORKSPACE, [workspace.id, name])
         for endpoint_id, url in zip(workspace.endpoint_ids, urls, strict=True):
@@ -93,5 +93,6 @@ def payload_of(size: int) -> bytes:
     return head + b"x" * (size - len(head) - 2) + b'"}'
 
 
-def _new_id() -> UUID:
+def new_id() -> UUID:
+    """A fresh identifier."""
     return uuid7(time.time_ns() // 1_000_000, os.urandom(RANDOM_BYTES))

@@ -16,6 +16,7 @@ import psycopg
 import redis
 import sqlalchemy as sa
 
+from relay import failpoints
 from relay.store import announcements
 from relay.store.locks import advisory_lock
 
@@ -97,14 +98,19 @@ class Publisher:
         marked = announcements.mark(connection, since=since, limit=self._pace.batch)
         if not marked.ids:
             return 0
+        if since is _EPOCH and len(marked.ids) >= self._pace.batch:
+            # There is more of it: a backlog that was announced once, as after a flush, must not wait between batches.
+            self._next_full_scan = 0.0
         if marked.latest_due is not None:
             self._since = max(self._since, marked.latest_due - timedelta(seconds=self._pace.margin_secs))
+        failpoints.hit("publish.after_mark")
         try:
             self._stream.announce(marked.ids)
         except redis.RedisError as error:
             self._lost_redis(error)
             announcements.unmark(connection, marked.ids)
             return 0
+        failpoints.hit("publish.after_announce")
         self.announced += len(marked.ids)
         return len(marked.ids)
 

@@ -31,9 +31,10 @@ from due where d.id = due.id
 returning d.id, d.due_at
 """)
 
+# `status + 0`: by primary key, not by the index of all announced rows.
 _UNMARK = sql.SQL("""
 update relay.deliveries set announced_at = null
-where id = any(%(ids)s) and status = 0 and announced_at is not null
+where id = any(%(ids)s) and status + 0 = 0 and announced_at is not null
 """)
 
 _OVERDUE_ANNOUNCED = sql.SQL("""

@@ -19,27 +19,25 @@ if TYPE_CHECKING:
 # of bytes) forbid one beside them; what is locked but over the bound is let go with the statement's transaction.
 _CLAIM = sql.SQL("""
 with locked as materialized (
-    select d.id, d.due_at, octet_length(e.payload) as size
-    from relay.deliveries d join relay.events e on e.id = d.event_id
-    where d.id = any(%(ids)s) and d.status = 0 and d.due_at <= now()
-    for update of d skip locked
+    select id, due_at, event_id, endpoint_id from relay.deliveries
+    where id = any(%(ids)s) and status = 0 and due_at <= now()
+    for update skip locked
 ),
-bounded as materialized (
-    select id from (
-        select id, sum(size) over w as running, row_number() over w as place
-        from locked window w as (order by due_at, id)
-    ) sums
-    where running <= %(max_bytes)s or place = 1
+sized as materialized (
+    select l.id, l.endpoint_id, e.content_type, e.payload,
+        sum(octet_length(e.payload)) over w as running, row_number() over w as place
+    from locked l join relay.events e on e.id = l.event_id
+    window w as (order by l.due_at, l.id)
 )
 update relay.deliveries d
 set status = 1, lease_token = %(token)s, lease_until = now() + make_interval(secs => %(lease)s),
     announced_at = null, attempt_count = d.attempt_count + 1
-from bounded b, relay.events e, relay.endpoints p
-where d.id = b.id and e.id = d.event_id and p.id = d.endpoint_id
+from sized s join relay.endpoints p on p.id = s.endpoint_id
+where d.id = s.id and (s.running <= %(max_bytes)s or s.place = 1)
 returning
     d.id, d.workspace_id, d.event_id, d.endpoint_id, d.event_type,
     d.attempt_count, d.budget_from, d.generation, d.deferred_count,
-    e.content_type, e.payload,
+    s.content_type, s.payload,
     p.version, p.enabled, p.deleted_at is not null,
     extract(epoch from p.held_until - now())::float8,
     now()

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, LiteralString, cast
 
+import psycopg
 import sqlalchemy as sa
+
+from relay.store import arrays
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    import psycopg
     from psycopg import sql
 
 #: Seconds. A database that does not answer must cost a thread this long at most.
@@ -52,14 +54,17 @@ def make_engine(url: str, *, name: str, size: int) -> sa.Engine:
 
     A connection is tried before use, so that a restart of the database costs no request.
     """
-    return _engine(url, name=name, size=size, session=_SESSION)
+    return _engine(url, name=name, size=size, session=_SESSION, try_first=True)
 
 
-def make_hot_engine(url: str, *, name: str, size: int) -> sa.Engine:
-    """Make a pool like `make_engine`'s, in autocommit, whose plans are pinned (see the module)."""
-    return _engine(url, name=name, size=size, session=_SESSION | _HOT_SESSION).execution_options(
-        isolation_level="AUTOCOMMIT"
-    )
+def make_hot_engine(url: str, *, name: str, size: int, try_first: bool = False) -> sa.Engine:
+    """Make a pool like `make_engine`'s, in autocommit, whose plans are pinned (see the module).
+
+    Without `try_first` a connection is used as it is: where work comes again anyway, a round trip before each statement
+    would be as dear as the statement.
+    """
+    engine = _engine(url, name=name, size=size, session=_SESSION | _HOT_SESSION, try_first=try_first)
+    return engine.execution_options(isolation_level="AUTOCOMMIT")
 
 
 def run(
@@ -72,7 +77,14 @@ def run(
     Same transaction as `connection`; errors are the driver's, as SQLAlchemy wraps only its own calls.
     """
     raw = cast("psycopg.Connection[Row]", connection.connection.driver_connection)
-    return raw.execute(statement, parameters, prepare=True, binary=True)
+    try:
+        return raw.execute(statement, parameters, prepare=True, binary=True)
+    except psycopg.OperationalError:
+        if raw.closed:
+            # SQLAlchemy did not see it. Where one connection is gone the others are, most likely: a fresh pool for all.
+            connection.invalidate()
+            connection.engine.dispose(close=False)
+        raise
 
 
 def transaction(connection: sa.Connection) -> AbstractContextManager[psycopg.Transaction]:
@@ -80,15 +92,17 @@ def transaction(connection: sa.Connection) -> AbstractContextManager[psycopg.Tra
     return cast("psycopg.Connection[Row]", connection.connection.driver_connection).transaction()
 
 
-def _engine(url: str, *, name: str, size: int, session: Mapping[str, str]) -> sa.Engine:
-    return sa.create_engine(
+def _engine(url: str, *, name: str, size: int, session: Mapping[str, str], try_first: bool) -> sa.Engine:
+    engine = sa.create_engine(
         sa.make_url(url).set(drivername="postgresql+psycopg"),
         pool_size=size,
         max_overflow=0,
         pool_timeout=CONNECT_TIMEOUT_SECS,
-        pool_pre_ping=True,
+        pool_pre_ping=try_first,
         # Seconds. After a failover, connections to the old primary are let go within this time.
         pool_recycle=300,
+        # An error's text goes to the log: what the statement was given (metadata, digests, sealed secrets) does not.
+        hide_parameters=True,
         connect_args={
             "application_name": f"relay {name}",
             "connect_timeout": CONNECT_TIMEOUT_SECS,
@@ -100,3 +114,5 @@ def _engine(url: str, *, name: str, size: int, session: Mapping[str, str]) -> sa
             "prepare_threshold": 2,
         },
     )
+    sa.event.listen(engine, "connect", lambda connection, _record: arrays.register(connection))
+    return engine

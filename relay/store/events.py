@@ -19,31 +19,31 @@ if TYPE_CHECKING:
 
 # The endpoints are read in this very statement: one that was committed before it began gets the event.
 # Each event brings the patterns that would match it, as words of one text, since unnest flattens arrays of arrays.
-# The two results are stacked and put together by the caller: a join of them would cost events times deliveries.
+# Its fan-out is gathered into two arrays beside it, so that nothing has to be joined again.
 _INGEST = sql.SQL("""
 with r as materialized (
     select id, workspace_id, type, content_type, payload, api_key_id, request_id,
-        string_to_array(words, ' ') as patterns, everything
+        coalesce(f.delivery_ids, '{}') as delivery_ids, coalesce(f.endpoint_ids, '{}') as endpoint_ids
     from unnest(
         %s::uuid[], %s::uuid[], %s::text[], %s::text[], %s::bytea[], %s::uuid[], %s::text[], %s::text[], %s::bool[]
     ) as r(id, workspace_id, type, content_type, payload, api_key_id, request_id, words, everything)
+    cross join lateral (
+        select array_agg(relay.uuid7()) as delivery_ids, array_agg(p.id) as endpoint_ids
+        from relay.endpoints p
+        where p.workspace_id = r.workspace_id and p.deleted_at is null and p.enabled and p.kind = 0
+          and (p.event_types && string_to_array(r.words, ' ') or (p.event_types = '{}' and r.everything))
+    ) f
 ),
 e as (
-    insert into relay.events (id, workspace_id, type, content_type, payload, api_key_id, request_id)
-    select id, workspace_id, type, content_type, payload, api_key_id, request_id from r
-    returning id, created_at
+    insert into relay.events (id, workspace_id, type, content_type, payload, api_key_id, request_id, delivery_ids)
+    select id, workspace_id, type, content_type, payload, api_key_id, request_id, delivery_ids from r
 ),
 d as (
     insert into relay.deliveries (id, workspace_id, event_id, endpoint_id, event_type)
-    select relay.uuid7(), r.workspace_id, r.id, p.id, r.type
-    from r join relay.endpoints p on p.workspace_id = r.workspace_id
-    where p.deleted_at is null and p.enabled and p.kind = 0
-      and (p.event_types && r.patterns or (p.event_types = '{}' and r.everything))
-    returning event_id, id, endpoint_id
+    select f.id, r.workspace_id, r.id, f.endpoint_id, r.type
+    from r cross join lateral unnest(r.delivery_ids, r.endpoint_ids) as f(id, endpoint_id)
 )
-select id, created_at, null::uuid, null::uuid from e
-union all
-select event_id, null, id, endpoint_id from d
+select id, now(), delivery_ids, endpoint_ids from r
 """)
 
 
@@ -99,14 +99,9 @@ def ingest(connection: sa.Connection, batch: Sequence[NewEvent]) -> list[Ingeste
         for event in batch
     ]
     found: dict[UUID, Ingested] = {}
-    deliveries: list[tuple[UUID, NewDelivery]] = []
-    for event_id, created_at, delivery_id, endpoint_id in run(
+    for event_id, created_at, delivery_ids, endpoint_ids in run(
         connection, _INGEST, [list(column) for column in zip(*rows, strict=True)]
     ).fetchall():
-        if delivery_id is None:
-            found[event_id] = Ingested(id=event_id, created_at=created_at)
-        else:
-            deliveries.append((event_id, NewDelivery(delivery_id, endpoint_id)))
-    for event_id, delivery in deliveries:
-        found[event_id].deliveries.append(delivery)
+        deliveries = [NewDelivery(*pair) for pair in zip(delivery_ids, endpoint_ids, strict=True)]
+        found[event_id] = Ingested(id=event_id, created_at=created_at, deliveries=deliveries)
     return [found[event.id] for event in batch]

@@ -61,9 +61,14 @@ select k.digest, k.id, k.scopes, w.id, w.name, w.max_endpoints, w.max_payload_by
 from relay.api_keys k join relay.workspaces w on w.id = k.workspace_id
 where k.lookup = %(lookup)s and k.revoked_at is null
 """)
+# A row that somebody holds is passed over: nobody waits for so small a thing, nor keeps a connection for it.
 _NOTE_USE = sa.text("""
-update relay.api_keys set last_used_at = now()
-where id = any(:ids) and (last_used_at is null or last_used_at < now() - make_interval(secs => :every))
+with stale as (
+    select id from relay.api_keys
+    where id = any(:ids) and (last_used_at is null or last_used_at < now() - make_interval(secs => :every))
+    for no key update skip locked
+)
+update relay.api_keys k set last_used_at = now() from stale where k.id = stale.id
 """)
 
 

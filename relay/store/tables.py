@@ -172,6 +172,7 @@ events = sa.Table(
     Column("api_key_id", UUID(as_uuid=True)),
     Column("request_id", sa.Text),
     Column("idempotency_key", sa.Text),
+    Column("delivery_ids", ARRAY(UUID(as_uuid=True)), nullable=False, server_default="{}"),
     _created(),
     Index("events_by_workspace", "workspace_id", "created_at", "id"),
 )
@@ -193,7 +194,7 @@ deliveries = sa.Table(
     metadata,
     _id(),
     Column("workspace_id", UUID(as_uuid=True), nullable=False),
-    Column("event_id", UUID(as_uuid=True), ForeignKey("relay.events.id"), nullable=False),
+    Column("event_id", UUID(as_uuid=True), nullable=False),
     Column("endpoint_id", UUID(as_uuid=True), ForeignKey("relay.endpoints.id"), nullable=False),
     Column("event_type", sa.Text, nullable=False),
     Column("status", sa.SmallInteger, nullable=False, server_default="0"),
@@ -216,7 +217,6 @@ deliveries = sa.Table(
     Index("deliveries_announced", "announced_at", postgresql_where=text("status = 0 and announced_at is not null")),
     Index("deliveries_leased", "lease_until", postgresql_where=text("status = 1")),
     Index("deliveries_by_endpoint", "endpoint_id", "created_at", "id"),
-    Index("deliveries_by_event", "event_id"),
 )
 
 jobs = sa.Table(

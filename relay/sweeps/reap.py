@@ -56,6 +56,7 @@ class Reap:
                 break
         if rescued:
             metrics.RESCUED.inc(rescued)
+            metrics.attempt(WORKER_LOST.cls, rescued)
             log.warning("deliveries of lost workers were rescued", extra={"count": rescued})
         return {"rescued": rescued}
 

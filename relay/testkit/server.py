@@ -153,6 +153,7 @@ class Server:
         self._thread.join()
         self._thread = None
         self._waker.close()
+        self._wakened.close()  # not by the thread, which may see `_stopping` before it is woken
 
     # The loop
 
@@ -171,7 +172,6 @@ class Server:
             self._timers.clear()
             self._selector.close()
             self._listener.close()
-            self._wakened.close()
 
     def _guarded(self, connection: _Connection, events: int) -> None:
         """Serve one connection: whatever goes wrong ends that one alone."""

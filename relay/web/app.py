@@ -45,13 +45,14 @@ def create_app(api: Api) -> Flask:
 
 
 def _begin() -> None:
-    given = request.headers.get("X-Request-Id", "")
+    given = request.environ.get("HTTP_X_REQUEST_ID", "")
     g.request_id = given if _REQUEST_ID.fullmatch(given) else str(new_id())
 
 
 def _finish(response: Response) -> Response:
-    response.headers["X-Request-Id"] = g.request_id
+    headers = response.headers
+    headers.add("X-Request-Id", g.request_id)
     # Keys and secrets are in some answers; none is worth a cache.
-    response.headers["Cache-Control"] = "no-store"
-    response.headers["X-Content-Type-Options"] = "nosniff"
+    headers.add("Cache-Control", "no-store")
+    headers.add("X-Content-Type-Options", "nosniff")
     return response

@@ -101,7 +101,7 @@ class Gate:
 
     def _caller(self, scope: Scope) -> Caller:
         token = _token()
-        named = request.headers.get("Relay-Workspace")
+        named: str | None = request.environ.get("HTTP_RELAY_WORKSPACE")
         if self._is_instance(token):
             if named is None:
                 raise Problem(
@@ -176,7 +176,7 @@ def request_id() -> str:
 
 
 def _token() -> str:
-    header = request.headers.get("Authorization")
+    header: str | None = request.environ.get("HTTP_AUTHORIZATION")
     if header is None:
         raise _unauthorized("An API key is needed: send Authorization: Bearer rk_...", known=False)
     match = _BEARER.fullmatch(header)

@@ -32,15 +32,16 @@ def read(limit: int) -> bytes:
     came than was declared. A body in chunks that breaks off cannot be told from a whole one by every server: whether
     what came can be taken is for the caller to judge (see `is_measured`).
     """
-    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in {"", "identity"}:
+    encoding = request.environ.get("HTTP_CONTENT_ENCODING")
+    if encoding and encoding.strip().lower() != "identity":
         raise Problem(415, "unsupported_encoding", "Compressed bodies are not taken: send it without Content-Encoding.")
     declared = request.content_length
     if declared is not None and declared > limit:
         raise _too_large(limit)
     pieces: list[bytes] = []
     room = limit + 1
-    while room > 0 and (piece := request.stream.read(room)):
+    stream = request.stream
+    while room > 0 and (piece := stream.read(room)):
         pieces.append(piece)
         room -= len(piece)
     body = pieces[0] if len(pieces) == 1 else b"".join(pieces)

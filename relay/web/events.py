@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from flask import Blueprint, Response, request
 
+from relay import failpoints
 from relay.core.errors import InvalidInput
 from relay.core.event_types import check_event_type, is_reserved
 from relay.core.headers import check_headers
@@ -28,7 +29,7 @@ _TYPE_HEADER: Final = "Relay-Event-Type"
 #: Characters of a Content-Type, which is stored and sent on.
 _MAX_CONTENT_TYPE: Final = 255
 #: What a producer may believe in and this release does not do yet. To take it and not act on it would be a lie.
-_NOT_YET: Final = ("Idempotency-Key", "Relay-Expires-In")
+_NOT_YET: Final = (("Idempotency-Key", "HTTP_IDEMPOTENCY_KEY"), ("Relay-Expires-In", "HTTP_RELAY_EXPIRES_IN"))
 #: Bytes that the JSON values begin with whose end shows, so that a cut one is no JSON. A number's does not.
 _BOUNDED_JSON: Final = b'{["tfn'
 
@@ -47,12 +48,14 @@ def routes(api: Api, gate: Gate) -> Blueprint:
         only looked for in JSON: any other body needs the header. So does what curl sends when it is told no type
         (application/x-www-form-urlencoded): nothing is guessed from the body's looks. JSON is checked either way.
         """
-        for name in _NOT_YET:
-            if name in request.headers:
+        # Headers come from the environment itself here: it is several times faster, and this runs for every event.
+        environ = request.environ
+        for name, variable in _NOT_YET:
+            if variable in environ:
                 message = "This header is not supported here: leave it out."
                 raise invalid([FieldError(field=name, message=message, code="unsupported_header")])
-        content_type = _content_type()
-        named = request.headers.get(_TYPE_HEADER)
+        content_type = _content_type(environ.get("CONTENT_TYPE", ""))
+        named: str | None = environ.get("HTTP_RELAY_EVENT_TYPE")
         own_limit = caller.workspace.max_payload_bytes
         limit = api.settings.max_payload_bytes
         body = bodies.read(limit if own_limit is None else min(limit, own_limit))
@@ -66,16 +69,18 @@ def routes(api: Api, gate: Gate) -> Blueprint:
             api_key_id=caller.key_id,
             request_id=request_id(),
         )
+        failpoints.hit("ingest.before_commit")
         with api.hot.connect() as connection:
             stored = events.ingest(connection, [event])[0]
+        failpoints.hit("ingest.after_commit")
         return Response(_render(stored, event_type), 202, content_type="application/json")
 
     return blueprint
 
 
-def _content_type() -> str:
-    value = request.headers.get("Content-Type", "").strip()
-    if not value:
+def _content_type(given: str) -> str:
+    value = given.strip()
+    if value in {"", "application/json"}:
         return "application/json"
     if len(value) > _MAX_CONTENT_TYPE or "/" not in value:
         raise Problem(415, "invalid_content_type", "The Content-Type is not a media type: send one such as text/plain.")

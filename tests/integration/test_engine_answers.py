@@ -242,7 +242,6 @@ def test_early_answer_counts(sender: Sender, status: int, end: str) -> None:
         if end == "reset":
             peer.reset()
         elif end == "hold":
-            peer.socket.setblocking(True)
             peer.hold()
 
     with Receiver(script) as receiver:

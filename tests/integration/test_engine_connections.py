@@ -58,7 +58,8 @@ def test_stale_connection_is_resent_once_on_a_fresh_one(how: str) -> None:
         assert (seen.status, seen.fault) == (200, None)
         # libcurl may notice the end before it sends: then nothing went out twice.
         assert seen.sends in ((2,) if "reads" in how or "status" in how else (1, 2))
-        assert receiver.accepted == 2
+        # libcurl opens one for its own resend, which is stopped before a byte goes out.
+        assert receiver.accepted in (2, 3)
         assert len([r for r in receiver.requests if r.body == b"again"]) <= seen.sends
         assert seen.connect_us > 0
 

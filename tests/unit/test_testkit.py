@@ -597,10 +597,13 @@ def test_a_client_that_resets_harms_nobody(receiver: Receiver) -> None:
     assert send(receiver, "/ok")[0] == 200
 
 
+@pytest.mark.serial
 def test_rate_is_enough_for_load_tests() -> None:
-    """At least 2,000 requests a second pass through one receiver, with room for a busy machine (best of three)."""
+    """At least 2,000 requests a second pass through one receiver (best of three)."""
     with Receiver() as receiver, contextlib.ExitStack() as stack:
         socks = [stack.enter_context(raw(receiver)) for _ in range(10)]
+        socks[0].sendall(post("/ok"))
+        answer_bytes = len(read_until(socks[0], b"ok\n"))
         batch = post("/ok", b"x" * 500) * 20
         rates = []
         for _ in range(3):
@@ -609,11 +612,11 @@ def test_rate_is_enough_for_load_tests() -> None:
                 for sock in socks:
                     sock.sendall(batch)
                 for sock in socks:
-                    got = 0
-                    while got < 20:
-                        got += sock.recv(65536).count(b"HTTP/1.1 200")
+                    left = 20 * answer_bytes
+                    while left:
+                        left -= len(sock.recv(left))
             rates.append(1000 / (time.perf_counter() - start))
-        assert receiver.count() == 3000
+        assert receiver.count() == 3001
     assert max(rates) >= 2000
 
 

@@ -1,0 +1,151 @@
+"""The hot statements' plans: by index and loop, whatever the tables hold and whatever the statistics say."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from relay.store import announcements, claims, destinations, events, leases, results
+from relay.store.engine import make_engine, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import sqlalchemy as sa
+    from psycopg import sql
+
+    from tests.rows import Rows
+
+#: Rows of a full table: enough for a sequential scan to look cheap beside a loop with bad estimates.
+FULL = 6_000
+
+HOT = {
+    "mark": announcements._MARK,
+    "unmark": announcements._UNMARK,
+    "unmark_overdue": announcements._OVERDUE_ANNOUNCED,
+    "due_ids": announcements._DUE,
+    "claim": claims._CLAIM,
+    "still_due": claims._STILL_DUE,
+    "load": destinations._LOAD,
+    "hold": destinations._HOLD,
+    "lock_disabled": destinations._STILL_DISABLED,
+    "record": results._RECORD,
+    "recorded": results._RECORDED,
+    "unsent": results._UNSENT,
+    "lock_expired": leases._EXPIRED,
+    "ingest": events._INGEST,
+}
+#: Statements that find deliveries by id: no other index may lead.
+BY_ID = {"unmark", "claim", "still_due", "record", "unsent"}
+
+
+def _plan(connection: sa.Connection, statement: sql.SQL) -> dict[str, Any]:
+    """Return the generic plan of a statement, under the session settings that the hot pool has."""
+    names: list[str] = []
+
+    def number(match: re.Match[str]) -> str:
+        name = match.group(1) or f"#{len(names)}"
+        if name not in names:
+            names.append(name)
+        return f"${names.index(name) + 1}"
+
+    text = re.sub(r"%\((\w+)\)s|%s", number, statement.as_string(None))
+    run(connection, "deallocate all")
+    raw: Any = connection.connection.driver_connection
+    raw.execute(f"prepare looked_at as {text}")
+    nulls = ", ".join(["null"] * len(names))
+    (found,) = raw.execute(f"explain (format json) execute looked_at({nulls})").fetchone()
+    raw.execute("deallocate looked_at")
+    plan: dict[str, Any] = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
+    return plan
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from _nodes(child)
+
+
+def _faults(name: str, plan: dict[str, Any]) -> list[str]:
+    found = []
+    for node in _nodes(plan):
+        kind, relation = node["Node Type"], node.get("Relation Name", "")
+        if kind in {"Seq Scan", "Bitmap Heap Scan"} and relation != "workspaces":
+            found.append(f"{kind} on {relation}")
+        if kind in {"Hash Join", "Merge Join"}:
+            found.append(kind)
+        if kind == "Nested Loop":
+            inner = node["Plans"][1]
+            if inner["Node Type"] in {"CTE Scan", "Function Scan", "Materialize"}:
+                found.append(f"a loop over {inner['Node Type']} for every row")
+        if name in BY_ID and relation == "deliveries" and "Index Name" in node and node["Index Name"] != "deliveries_pkey":
+            found.append(f"deliveries found by {node['Index Name']}")
+    return found
+
+
+def _empty(rows: Rows) -> None:
+    """Leave everything empty."""
+
+
+def _fill(rows: Rows, count: int = FULL) -> None:
+    for table in ("deliveries", "events", "endpoints"):
+        rows.connection.execute(f"alter table relay.{table} set (autovacuum_enabled = false)")
+    for _ in range(20):
+        rows.deliveries(rows.endpoint(), count // 20)
+
+
+def _never_analysed(rows: Rows) -> None:
+    _fill(rows)
+    assert rows.value("select reltuples from pg_class where oid = 'relay.deliveries'::regclass") == -1
+
+
+def _stale_as_empty(rows: Rows) -> None:
+    rows.connection.execute("analyze relay.deliveries, relay.events, relay.endpoints, relay.delivery_attempts")
+    _fill(rows)
+
+
+def _stale_as_all_waiting(rows: Rows) -> None:
+    """Statistics of a moment at which no row had a lease and none was announced; then all have, and are in flight."""
+    _fill(rows)
+    rows.connection.execute("analyze relay.deliveries, relay.events, relay.endpoints")
+    rows.sql("update relay.deliveries set status = 1, lease_token = relay.uuid7(), lease_until = now()")
+
+
+def _stale_as_all_done(rows: Rows) -> None:
+    """Statistics of a moment at which every delivery was done; then all wait."""
+    _fill(rows)
+    rows.sql("update relay.deliveries set status = 2")
+    rows.connection.execute("analyze relay.deliveries, relay.events, relay.endpoints")
+    rows.sql("update relay.deliveries set status = 0, announced_at = now()")
+
+
+def _fresh(rows: Rows) -> None:
+    _fill(rows)
+    rows.connection.execute("vacuum analyze relay.deliveries, relay.events, relay.endpoints")
+
+
+@pytest.mark.parametrize(
+    "state", [_empty, _never_analysed, _stale_as_empty, _stale_as_all_waiting, _stale_as_all_done, _fresh]
+)
+def test_hot_statements_keep_their_plan(hot: sa.Engine, rows: Rows, state: Any) -> None:
+    """At every state of tables and statistics: index scans and nested loops, deliveries by their primary key."""
+    state(rows)
+
+    with hot.connect() as connection:
+        faults = {name: _faults(name, _plan(connection, statement)) for name, statement in HOT.items()}
+
+    assert {name: found for name, found in faults.items() if found} == {}
+
+
+def test_the_look_at_plans_can_fail(rows: Rows, database: str) -> None:
+    """With the sessions of the ordinary pool the same look finds sequential scans: the pinning does something."""
+    _stale_as_empty(rows)
+    engine = make_engine(database, name="test", size=1)
+    try:
+        with engine.connect() as connection:
+            assert any(_faults(name, _plan(connection, statement)) for name, statement in HOT.items())
+    finally:
+        engine.dispose()
