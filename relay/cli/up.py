@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import requests
 
 from relay.cli.dev_state import DevState
 from relay.config import Settings, load_settings
@@ -31,6 +33,9 @@ WORKSPACE = "default"
 
 def run_up(*, workers: int, base: Path) -> int:
     """Start servers that no URL replaces, migrate, make keys, and run every role until Ctrl-C or SIGTERM."""
+    # Until the supervisor heeds signals itself: a stop during start-up must stop the servers, too.
+    signal.signal(signal.SIGTERM, _leave)
+    click.echo(f"relay | starting; data and keys are in {base}")
     state = DevState(base)
     given = load_settings(os.environ, dotenv=Path(".env"))
     with FileLock(base / "up.lock", "relay up"):
@@ -55,12 +60,13 @@ def run_up(*, workers: int, base: Path) -> int:
             api_url = f"http://{_reachable(settings.bind)}"
             state.write_dev_env({"RELAY_URL": api_url, "RELAY_API_KEY": key})
             environment = dict(os.environ) | {name: value for name, value in preset.items() if name not in os.environ}
-            supervisor = Supervisor(
-                _processes(environment, settings, workers),
-                watch=servers.revive,
-            )
-            _say_hello(settings, api_url, key)
-            return supervisor.run()
+            greeting = _Greeting(settings, api_url, key)
+
+            def watch() -> list[str]:
+                greeting.try_say()
+                return servers.revive()
+
+            return Supervisor(_processes(environment, settings, workers), watch=watch).run()
 
 
 def _processes(environment: dict[str, str], settings: Settings, workers: int) -> list[ProcessSpec]:
@@ -119,6 +125,29 @@ def _make_workspace(connection: sa.Connection) -> UUID:
     return workspace.id
 
 
+def _leave(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+class _Greeting:
+    """What to try next, said once, when it can be tried."""
+
+    def __init__(self, settings: Settings, api_url: str, key: str) -> None:
+        self._settings, self._api_url, self._key = settings, api_url, key
+        self._said = False
+
+    def try_say(self) -> None:
+        if self._said:
+            return
+        try:
+            answer = requests.get(f"{self._api_url}/readyz?for=ingest", timeout=0.5)
+        except requests.RequestException:
+            return
+        if answer.ok:
+            self._said = True
+            _say_hello(self._settings, self._api_url, self._key)
+
+
 def _say_hello(settings: Settings, api_url: str, key: str) -> None:
     receiver = f"http://{_reachable(settings.testkit_bind)}/verify"
     secret = "" if settings.testkit_secret is None else settings.testkit_secret.get_secret_value()
@@ -130,7 +159,7 @@ def _say_hello(settings: Settings, api_url: str, key: str) -> None:
         )
     click.echo(
         f"""
-Relay is starting. {" ".join(notes)}
+Relay is up. {" ".join(notes)}
 
   1. Register an endpoint (here the test receiver, which checks the signature):
 

@@ -212,6 +212,8 @@ class Intake:
                 self._pass_on(Batch(self, hints))
 
     def _next_hints(self, count: int) -> list[Hint]:
+        if not self.redis_answers:
+            self._stream.ensure_group()
         if self._reread:
             # A claim failed: what was read then is still ours, unsettled, and was not sent.
             hints = self._stream.read_unacknowledged(count)

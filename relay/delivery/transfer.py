@@ -10,7 +10,7 @@ import functools
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pycurl
@@ -18,9 +18,6 @@ import pycurl
 from relay.core.errors import InvalidInput
 from relay.core.observation import Fault, Observation
 from relay.delivery.guard import Guard, Policy
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 #: Bytes of reply header in all: interim blocks, the final one and trailers (B-84).
 HEADER_BYTES = 32 * 1024
@@ -36,6 +33,9 @@ BUFFER_BYTES = 16 * 1024
 #: Vetted addresses of a name that are tried: each may cost a connect within the one attempt.
 MAX_ADDRESSES = 8
 
+#: Bytes up to which a reply's header line is worth remembering in its parsed form.
+KNOWN_HEADER_BYTES = 128
+
 #: What a refusal says, whatever the address was: the text must not map the inside of a network.
 REFUSED_TEXT = "refused by the address policy"
 
@@ -46,6 +46,11 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S*")
 #: libcurl options that pycurl has no name for.
 _SUPPRESS_CONNECT_HEADERS: Final = 265
 _DISALLOW_USERNAME_IN_URL: Final = 278
+
+# Bound once: they are looked up for every transfer.
+_TOTAL, _BYTES_SENT = pycurl.TOTAL_TIME_T, pycurl.REQUEST_SIZE
+_RESOLVED, _CONNECTED, _SECURED = pycurl.NAMELOOKUP_TIME_T, pycurl.CONNECT_TIME_T, pycurl.APPCONNECT_TIME_T
+_READY, _FIRST_BYTE = pycurl.PRETRANSFER_TIME_T, pycurl.STARTTRANSFER_TIME_T
 
 #: libcurl's error numbers that are judged one by one; the rest are in the sets.
 _E_UNSUPPORTED, _E_URL, _E_PROXY_NAME, _E_NAME, _E_CONNECT = 1, 3, 5, 6, 7
@@ -78,7 +83,7 @@ class SendRequest:
     private_key: bytes | None = None
     #: The host's addresses as resolved and vetted, in the order to try. Given, libcurl makes no
     #: look-up of its own; None leaves the name to libcurl.
-    addresses: Sequence[str] | None = None
+    addresses: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +173,7 @@ class Transfer:
         if code == _E_ABORTED and self._second_send and self.sends == 1 and not self.complete:
             return None
         seen = self._observe()
-        seen.total_us = self._elapsed_us + self.curl.getinfo(pycurl.TOTAL_TIME_T)
+        seen.total_us = self._elapsed_us + self.curl.getinfo(_TOTAL)
         if self.complete:
             seen.body_incomplete = code != 0
         else:
@@ -346,19 +351,12 @@ class Transfer:
         if request.private_key is not None:
             setopt(pycurl.SSLKEY_BLOB, request.private_key)
         if request.addresses is not None:
-            self._pin(request.url, request.addresses)
-
-    def _pin(self, url: str, addresses: Sequence[str]) -> None:
-        """Hand vetted addresses over. A proxy is told the first: it gets one target, not a list."""
-        host, port = _origin(url)
-        spelled = [f"[{address}]" if ":" in address else address for address in addresses[:MAX_ADDRESSES]]
-        if self._limits.proxy:
-            bracketed = f"[{host}]" if ":" in host else host
-            self.curl.setopt(pycurl.CONNECT_TO, [f"{bracketed}:{port}:{spelled[0]}:{port}"])
-        elif ":" not in host:
-            # `+`: the entry ages like an answer. Without it, it would stay for ever, for every handle.
-            self.curl.setopt(pycurl.RESOLVE, [f"+{host}:{port}:{','.join(spelled)}"])
-            self.curl.setopt(pycurl.RESOLVER_START_FUNCTION, self._no_lookup)
+            if self._limits.proxy:
+                # The proxy's own name is still libcurl's to look up.
+                setopt(pycurl.CONNECT_TO, [_tunnel_entry(request.url, request.addresses)])
+            else:
+                setopt(pycurl.RESOLVE, [_resolve_entry(request.url, request.addresses)])
+                setopt(pycurl.RESOLVER_START_FUNCTION, self._no_lookup)
 
     # The end.
 
@@ -371,16 +369,16 @@ class Transfer:
             snippet=self._snippet,
             sends=self.sends,
             remote_address=self._remote or self.guard.address,
-            bytes_sent=getinfo(pycurl.REQUEST_SIZE),
+            bytes_sent=getinfo(_BYTES_SENT),
             bytes_received=self._header_bytes + self._body_bytes,
         )
         if self.begun:
             # Not before: after a failed connect these hold the time of the failure.
-            seen.first_byte_us = max(0, getinfo(pycurl.STARTTRANSFER_TIME_T) - getinfo(pycurl.PRETRANSFER_TIME_T))
+            seen.first_byte_us = max(0, getinfo(_FIRST_BYTE) - getinfo(_READY))
         if self.guard.allowed or not self.begun:
             # Fields of libcurl's are cumulative, and 0 for what did not take place.
-            resolved, connected = getinfo(pycurl.NAMELOOKUP_TIME_T), getinfo(pycurl.CONNECT_TIME_T)
-            secured = getinfo(pycurl.APPCONNECT_TIME_T)
+            resolved, connected = getinfo(_RESOLVED), getinfo(_CONNECTED)
+            secured = getinfo(_SECURED)
             seen.dns_us = resolved
             seen.connect_us = max(0, connected - resolved) if connected else 0
             seen.tls_us = max(0, secured - connected) if connected and secured else 0
@@ -425,7 +423,7 @@ class Transfer:
             return Fault.TIMEOUT, "timed out waiting for the reply"
         if not self.guard.allowed and not self.guard.refused:
             return Fault.DNS_TEMPORARY, "timed out resolving the name"
-        if self.curl.getinfo(pycurl.CONNECT_TIME_T):
+        if self.curl.getinfo(_CONNECTED):
             return Fault.TIMEOUT, "timed out in the TLS handshake"
         return Fault.TIMEOUT, "timed out connecting"
 
@@ -450,18 +448,45 @@ def clean(text: str, url: str) -> str:
 
 def _parse(lines: list[bytes]) -> list[tuple[str, str]]:
     """Split header lines: names lower-cased, values trimmed and decoded as latin-1, which cannot fail."""
-    headers = []
-    for line in lines:
-        name, _, value = line.decode("latin-1").partition(":")
-        headers.append((name.lower(), value.strip(" \t\r\n")))
-    return headers
+    return [_known_header(line) if len(line) <= KNOWN_HEADER_BYTES else _header(line) for line in lines]
 
 
-@functools.lru_cache(maxsize=1024)
+def _header(line: bytes) -> tuple[str, str]:
+    name, _, value = line.decode("latin-1").partition(":")
+    return name.lower(), value.strip(" \t\r\n")
+
+
+#: Most lines of most replies have been seen before.
+_known_header = functools.lru_cache(maxsize=512)(_header)
+
+
+@functools.lru_cache(maxsize=2048)
+def _resolve_entry(url: str, addresses: tuple[str, ...]) -> str:
+    """Makes libcurl dial these addresses for the host of a stored URL. Raises ValueError where there are none.
+
+    With `+` the entry ages like an answer. Without it, it would stay for ever, and for every handle.
+    """
+    host, port = _origin(url)
+    if not addresses:
+        raise ValueError("no address to dial")
+    return f"+{host}:{port}:{','.join(map(_bracketed, addresses[:MAX_ADDRESSES]))}"
+
+
+def _tunnel_entry(url: str, addresses: tuple[str, ...]) -> str:
+    """Makes the proxy connect to the first address for the host of a stored URL: it is told one target, not a list."""
+    host, port = _origin(url)
+    if not addresses:
+        raise ValueError("no address to dial")
+    return f"{host}:{port}:{_bracketed(addresses[0])}:{port}"
+
+
 def _origin(url: str) -> tuple[str, int]:
-    """Host (without brackets) and port of a stored URL."""
     parts = urlsplit(url)
-    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    return _bracketed(parts.hostname or ""), parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _proxy_port(proxy: str) -> int:

@@ -70,13 +70,18 @@ class TaskEvents:
             return
 
     def _run(self) -> None:
+        failing = False
         while not self._stopping:
             try:
                 with self._app.connection_for_write() as connection:
                     self._publish(connection)
             except Exception as error:  # noqa: BLE001 - kombu and redis raise many kinds; none may end the thread
-                log.debug("task events wait for the broker", extra={"error": str(error)[:200]})
+                if not failing:
+                    log.warning("task events wait for the broker", extra={"error": repr(error)[:200]})
+                failing = True
                 time.sleep(1.0)
+            else:
+                failing = False
 
     def _publish(self, connection: Any) -> None:
         dispatcher = self._app.events.Dispatcher(connection, hostname=self._hostname, buffer_while_offline=False)

@@ -48,7 +48,7 @@ def test_backend_terminated_between_send_and_record(database: str, broker: str) 
     """A recorder whose connection is gone writes over another, with the same token: no second send, one attempt."""
     with Stack(database_url=database, broker_url=broker) as stack, Traffic(stack, senders=0) as traffic:
         stack.endpoint("/ok")
-        worker = stack.start("publisher")[0]
+        stack.start("publisher")
         worker = stack.start("worker", RELAY_FAILPOINT="record.before:sleep")[0]
         traffic.ingest(20)
         worker.wait_said("failpoint", 20)
@@ -67,7 +67,11 @@ def test_backend_terminated_between_send_and_record(database: str, broker: str) 
 
 def test_frozen_for_a_while(broker: str) -> None:
     """Postgres stands still: healthz stays 200, readyz is 503 within 2 s; afterwards no delivery has a false failure."""
-    with own_postgres() as server, Stack(database_url=server.url, broker_url=broker) as stack:
+    # Twice as many threads as senders: those that wait for the database are not all that there are.
+    with (
+        own_postgres() as server,
+        Stack(database_url=server.url, broker_url=broker, RELAY_API_THREADS="16") as stack,
+    ):
         stack.endpoint("/slow/frozen?ms=200")
         stack.start("api", "publisher", "worker", "worker", "beat")
         with Traffic(stack) as traffic:

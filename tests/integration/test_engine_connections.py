@@ -148,11 +148,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "other headers": {"headers": ["X-Other: two"]},
     "large": {"body": b"y" * 300_000},
     "empty": {"body": b""},
-    "pinned": {"addresses": ["127.0.0.1"]},
+    "pinned": {"addresses": ("127.0.0.1",)},
     "unbuildable": {"headers": ["X: a\r\nY: b"]},
     "times out": {"timeout_ms": 40},
-    "refused": {"addresses": ["127.0.0.9"]},
-    "dead": {"addresses": ["127.0.0.8"]},
+    "refused": {"addresses": ("127.0.0.9",)},
+    "dead": {"addresses": ("127.0.0.8",)},
 }
 
 

@@ -43,7 +43,7 @@ def test_name_with_bad_and_good_addresses_reaches_the_good_one(addresses: list[s
         for receiver in bad:
             receiver.__enter__()
         with Sender(policy=only(GOOD)) as sender:
-            seen = sender.send(good.url(host="mixed.test"), addresses=addresses).observation
+            seen = sender.send(good.url(host="mixed.test"), addresses=tuple(addresses)).observation
         for receiver in bad:
             receiver.__exit__()
 
@@ -57,7 +57,7 @@ def test_name_with_bad_and_good_addresses_reaches_the_good_one(addresses: list[s
 def test_name_with_bad_addresses_alone_is_refused(addresses: list[str]) -> None:
     """Where the policy refused every address nothing is dialled, and the text gives nothing away."""
     with Sender(policy=only(GOOD)) as sender:
-        seen = sender.send("http://inside.test:8080/", addresses=addresses).observation
+        seen = sender.send("http://inside.test:8080/", addresses=tuple(addresses)).observation
 
     assert seen is not None
     assert (seen.fault, seen.text, seen.sends) == (Fault.REFUSED, REFUSED_TEXT, 0)
@@ -87,7 +87,7 @@ def test_every_spelling_is_judged(host: str) -> None:
 def test_dead_address_is_passed_over() -> None:
     """An address that does not answer is followed by the next (B-81)."""
     with Receiver(keep_answering(), host=ALSO_GOOD) as receiver, Sender() as sender:
-        seen = sender.send(receiver.url(host="two.test"), addresses=[GOOD, ALSO_GOOD]).observation
+        seen = sender.send(receiver.url(host="two.test"), addresses=(GOOD, ALSO_GOOD)).observation
 
     assert seen is not None
     assert (seen.status, seen.remote_address) == (200, ALSO_GOOD)
@@ -98,7 +98,7 @@ def test_refused_and_dead_addresses_are_a_connection_fault() -> None:
     with Receiver(keep_answering()) as receiver:
         url = receiver.url(host="two.test")
     with Sender(policy=only(GOOD)) as sender:
-        seen = sender.send(url, addresses=["127.0.0.3", GOOD]).observation
+        seen = sender.send(url, addresses=("127.0.0.3", GOOD)).observation
 
     assert seen is not None
     assert (seen.fault, seen.remote_address) == (Fault.CONNECTION, GOOD)
@@ -171,16 +171,27 @@ class _Address:
 def test_pinned_name_makes_no_lookup_of_its_own() -> None:
     """With addresses handed over the name itself is never resolved: it need not even exist."""
     with Receiver(keep_answering()) as receiver, Sender() as sender:
-        seen = sender.send(receiver.url(host="nowhere.invalid"), addresses=[GOOD]).observation
+        seen = sender.send(receiver.url(host="nowhere.invalid"), addresses=(GOOD,)).observation
 
     assert seen is not None
     assert (seen.status, seen.remote_address) == (200, GOOD)
 
 
+@pytest.mark.parametrize(("host", "address"), [(GOOD, GOOD), ("::1", "::1")])
+def test_literal_is_pinned_to_itself(host: str, address: str) -> None:
+    """A literal address can be handed over like a name's."""
+    with Receiver(keep_answering(), host=host) as receiver, Sender(policy=only(address)) as sender:
+        url = receiver.url(host=f"[{host}]" if ":" in host else host)
+        seen = sender.send(url, addresses=(address,)).observation
+
+    assert seen is not None
+    assert (seen.status, seen.remote_address) == (200, address)
+
+
 def test_no_address_to_hand_over_is_not_looked_up() -> None:
     """An empty list of vetted addresses does not fall back to libcurl's own look-up."""
     with Receiver(keep_answering()) as receiver, Sender() as sender:
-        seen = sender.send(receiver.url(host="localhost"), addresses=[]).observation
+        seen = sender.send(receiver.url(host="localhost"), addresses=()).observation
 
         assert seen is not None
         assert seen.status is None
@@ -191,7 +202,7 @@ def test_hundreds_to_many_hosts_at_once() -> None:
     """Each request of a large batch reaches its own host, also beyond the kept connections."""
     with Receiver(keep_answering()) as receiver, Sender() as sender:
         hosts = [f"h{n % 50}.test" for n in range(600)]
-        batch = [request(receiver.url(host=host), addresses=[GOOD], key=host) for host in hosts]
+        batch = [request(receiver.url(host=host), addresses=(GOOD,), key=host) for host in hosts]
         results = sender.send_all(batch)
 
         assert {c.observation.status for c in results if c.observation} == {200}
@@ -237,7 +248,7 @@ def test_proxy_is_told_the_vetted_address() -> None:
     with Receiver(keep_answering()) as receiver, Receiver(script, host=ALSO_GOOD) as proxy:
         with Sender(policy=only(GOOD), proxy=proxy.url("")) as sender:
             seen = sender.send(
-                receiver.url(host="nowhere.invalid"), addresses=[GOOD], headers=["X-Secret: 1"]
+                receiver.url(host="nowhere.invalid"), addresses=(GOOD,), headers=["X-Secret: 1"]
             ).observation
 
         assert seen is not None
@@ -253,7 +264,7 @@ def test_proxy_that_refuses(status: int, fault: Fault) -> None:
     _, script = tunnel(b"HTTP/1.1 %d No\r\nContent-Length: 0\r\n\r\n" % status)
 
     with Receiver(script) as proxy, Sender(proxy=proxy.url("")) as sender:
-        seen = sender.send("http://target.test/", addresses=[GOOD]).observation
+        seen = sender.send("http://target.test/", addresses=(GOOD,)).observation
 
     assert seen is not None
     assert (seen.fault, seen.status, seen.sends) == (fault, None, 0)
@@ -264,7 +275,7 @@ def test_proxy_that_is_away_is_a_fault_of_ours() -> None:
     with Receiver(keep_answering()) as proxy:
         pass
     with Sender(proxy=proxy.url("")) as sender:
-        seen = sender.send("http://target.test/", addresses=[GOOD]).observation
+        seen = sender.send("http://target.test/", addresses=(GOOD,)).observation
 
     assert seen is not None
     assert seen.fault is Fault.INTERNAL

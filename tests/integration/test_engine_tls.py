@@ -93,7 +93,7 @@ def context(identity: Identity, folder: Path, *, ask: bool = False) -> ssl.SSLCo
 
 def observe(url: str, ca_file: str, **changes: Any) -> Observation:
     with Sender(ca_file=ca_file) as sender:
-        seen = sender.send(url, addresses=["127.0.0.1"], **changes).observation
+        seen = sender.send(url, addresses=("127.0.0.1",), **changes).observation
     assert seen is not None
     return seen
 
@@ -138,7 +138,7 @@ def test_bad_certificate_is_a_tls_fault(ca_file: str, tmp_path: Path, name: str)
 def test_own_authorities_are_not_in_force_by_default(tmp_path: Path) -> None:
     """Without `ca_file` the public authorities decide, and a local one is unknown."""
     with Receiver(keep_answering(), tls=context(issue(NAME, AUTHORITY), tmp_path)) as receiver, Sender() as sender:
-        seen = sender.send(receiver.url(host=NAME), addresses=["127.0.0.1"]).observation
+        seen = sender.send(receiver.url(host=NAME), addresses=("127.0.0.1",)).observation
 
     assert seen is not None
     assert seen.fault is Fault.TLS
@@ -231,7 +231,7 @@ def test_client_certificate_is_shown_by_its_own_requests_alone(ca_file: str, tmp
             identity = CLIENTS[name]
             completed = sender.send(
                 receiver.url(host=NAME),
-                addresses=["127.0.0.1"],
+                addresses=("127.0.0.1",),
                 certificate=identity.certificate_pem if identity else None,
                 private_key=identity.key_pem if identity else None,
             )
