@@ -59,6 +59,18 @@ def database(template_url: str) -> Iterator[str]:
 
 
 @pytest.fixture
+def bare_database(servers: Servers) -> Iterator[str]:
+    """The URL of a database that nothing was done to yet."""
+    assert servers.postgres_url is not None
+    name = f"relay_bare_{os.getpid()}_{next(_numbers)}"
+    with psycopg.connect(servers.postgres_url, autocommit=True) as connection:
+        connection.execute(f"create database {name}")
+    yield sa.make_url(servers.postgres_url).set(database=name).render_as_string(hide_password=False)
+    with psycopg.connect(servers.postgres_url, autocommit=True) as connection:
+        connection.execute(f"drop database {name} with (force)")
+
+
+@pytest.fixture
 def broker(servers: Servers) -> Iterator[str]:
     """The URL of a Redis that holds nothing."""
     assert servers.redis_url is not None

@@ -18,7 +18,6 @@ import os
 import select
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import certifi
@@ -26,7 +25,8 @@ import pycurl
 
 from relay.core.errors import InvalidInput, Unavailable
 from relay.core.observation import Fault, Observation
-from relay.delivery.transfer import Limits, SendRequest, Transfer, clean
+from relay.delivery.request import Completed, Limits, SendRequest
+from relay.delivery.transfer import Transfer, clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,21 +63,6 @@ _WATCH = {
     pycurl.POLL_OUT: select.EPOLLOUT,
     pycurl.POLL_INOUT: select.EPOLLIN | select.EPOLLOUT,
 }
-
-
-@dataclass(slots=True, kw_only=True)
-class Completed:
-    """A request that came back. Not frozen, because thousands are made a second."""
-
-    request: SendRequest
-    #: What was seen; None where nothing was sent.
-    observation: Observation | None
-    #: It was not started in time, or not at all: no byte of it went out.
-    not_sent: bool = False
-    #: It was broken off by stop(), its answer unknown: the receiver may have it.
-    abandoned: bool = False
-    #: `time.monotonic()` of its start; of its return where nothing was sent.
-    started_at: float = 0.0
 
 
 class Engine:
@@ -177,22 +162,23 @@ class Engine:
     # The loop's thread.
 
     def _run(self) -> None:
+        # Each by itself: a fault in one must not keep the others from bringing requests home.
+        steps = (self._act, self._start_some, self._reap, self._sweep, self._report)
         try:
             while not (self._stopping and self._wind_down()):
-                try:
-                    self._turn()
-                except Exception:  # loop boundary: one bad turn must not end all the others
-                    log.exception("a turn of the send engine failed", extra={"action": "engine.turn_failed"})
-                    time.sleep(REST_SECS)
-                    # What it left undone may have no further event: make the next turn come at once.
-                    self._timer_at = 0.0
+                for step in steps:
+                    try:
+                        step()
+                    except Exception:  # loop boundary: one bad turn must not end all the others
+                        log.exception("a turn of the send engine failed", extra={"action": "engine.turn_failed"})
+                        time.sleep(REST_SECS)
+                        # What it left undone may have no further event: make the next turn come at once.
+                        self._timer_at = 0.0
         finally:
             self._shut()
 
-    def _turn(self) -> None:
-        """Wait for something to happen, let libcurl act on it, report what ended."""
-        # What an earlier turn has left undone, because it raised.
-        self._report()
+    def _act(self) -> None:
+        """Wait for something to happen, and let libcurl act on it."""
         wait = 0.0 if self._waiting else min(self._timer_at, self._sweep_at, self._stop_at) - time.monotonic()
         events = self._epoll.poll(None if wait == _NEVER else max(0.0, wait), EVENTS_PER_TURN)
         now = time.monotonic()
@@ -200,14 +186,6 @@ class Engine:
             self._on_event(descriptor, bits, now)
         if self._timer_at <= now:
             self._on_timer()
-        if self._inbox or self._waiting:
-            self._start_some()
-            if self._timer_at <= now:
-                self._on_timer()
-        self._reap()
-        if self._sweep_at <= now:
-            self._sweep(now)
-        self._report()
 
     def _on_event(self, descriptor: int, bits: int, now: float) -> None:
         if descriptor == self._wakeup:
@@ -237,6 +215,9 @@ class Engine:
             self._set_timer(self._multi.timeout())
 
     def _start_some(self) -> None:
+        """Start what was handed over, a part of it if that is much."""
+        if not self._inbox and not self._waiting:
+            return
         while self._inbox:
             self._waiting.extend(self._inbox.popleft())
         now = time.monotonic()
@@ -246,6 +227,8 @@ class Engine:
                 self._done.append(Completed(request=request, observation=None, not_sent=True, started_at=now))
             else:
                 self._start(request, now)
+        if self._timer_at <= now:
+            self._on_timer()
 
     def _start(self, request: SendRequest, now: float) -> None:
         transfer = None
@@ -294,13 +277,16 @@ class Engine:
             return
         self._give_back(transfer, Completed(request=transfer.request, observation=observation))
 
-    def _sweep(self, now: float) -> None:
+    def _sweep(self) -> None:
         """Cut transfers whose reply fell silent, and such as libcurl should have ended long ago."""
-        # Nothing that has not begun can be silent for its idle time before that has passed once more.
+        now = time.monotonic()
+        if self._sweep_at > now:
+            return
         next_at = _NEVER
         for transfer in list(self._active):
             descriptor = transfer.curl.getinfo(pycurl.ACTIVESOCKET)
             heard_at = transfer.heard_at(self._heard.get(descriptor, 0.0))
+            # A reply that has not begun may do so at once, and is silent for its idle time from then on.
             silent_at = (now if heard_at is None else heard_at) + transfer.idle
             overdue_at = transfer.ends_at + OVERDUE_SECS
             if silent_at <= now:
@@ -334,6 +320,7 @@ class Engine:
             transfer.close()
 
     def _report(self) -> None:
+        """Hand over what ended in this turn."""
         if not self._done:
             return
         batch, self._done = self._done, []

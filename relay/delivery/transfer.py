@@ -9,8 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import time
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import pycurl
@@ -18,9 +17,11 @@ import pycurl
 from relay.core.errors import InvalidInput
 from relay.core.observation import Fault, Observation
 from relay.delivery.guard import Guard, Policy
+from relay.delivery.reply import Reply
 
-#: Bytes of reply header in all: interim blocks, the final one and trailers (B-84).
-HEADER_BYTES = 32 * 1024
+if TYPE_CHECKING:
+    from relay.delivery.request import Limits, SendRequest
+
 #: Characters of an error text that are kept.
 TEXT_LENGTH = 300
 #: Seconds that a resolved or pinned address is good for.
@@ -33,14 +34,9 @@ BUFFER_BYTES = 16 * 1024
 #: Vetted addresses of a name that are tried: each may cost a connect within the one attempt.
 MAX_ADDRESSES = 8
 
-#: Bytes up to which a reply's header line is worth remembering in its parsed form.
-KNOWN_HEADER_BYTES = 128
-
 #: What a refusal says, whatever the address was: the text must not map the inside of a network.
 REFUSED_TEXT = "refused by the address policy"
 
-#: RFC 9112 section 4, and stricter than libcurl, which takes `http/1.1`, `200OK` and four digits.
-_STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-9]\d\d)(?:[ \r\n]|$)")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S*")
 
 #: libcurl options that pycurl has no name for.
@@ -61,45 +57,6 @@ _INTERNAL_CODES = frozenset({2, 23, 27, 42, 43, 49, 58, 77})
 _PROTOCOL_CODES = frozenset({1, 8, 61, 92, 100})
 
 
-@dataclass(slots=True, kw_only=True)
-class SendRequest:
-    """One POST, ready to go. Not frozen, because thousands are made a second."""
-
-    #: The caller's own; comes back untouched.
-    key: Any
-    #: In the normalised, stored form.
-    url: str
-    body: bytes
-    #: libcurl header lines, complete: the removals (`Accept:`, `Expect:`) are the caller's, too.
-    headers: list[str]
-    timeout_ms: int
-    connect_timeout_ms: int
-    #: Silence that is allowed once the reply has begun.
-    idle_timeout_ms: int
-    #: `time.monotonic()` after which it must not start: its lease would run out under it.
-    start_by: float
-    #: The client's PEM certificate (with its chain) and key.
-    certificate: bytes | None = None
-    private_key: bytes | None = None
-    #: The host's addresses as resolved and vetted, in the order to try. Given, libcurl makes no
-    #: look-up of its own; None leaves the name to libcurl.
-    addresses: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What holds for every transfer of an engine."""
-
-    #: Bytes of a reply's body that are read before the connection is dropped undrained.
-    max_response_bytes: int
-    #: Bytes of a reply's body that are kept.
-    snippet_bytes: int
-    #: PEM file of the authorities that a receiver's certificate must lead to.
-    ca_file: str
-    #: URL of the egress proxy; empty for none.
-    proxy: str = ""
-
-
 class Transfer:
     """A curl handle and the one request that it carries at a time.
 
@@ -114,26 +71,15 @@ class Transfer:
     idle: float
     #: How often the request went out.
     sends: int
-    #: A whole status line was seen; the blank line of a final header block was seen.
-    begun: bool
-    complete: bool
     #: Whether the next send is this start's first, and whether a further one was stopped.
     _may_send: bool
     _second_send: bool
     _sent_at: float
     _plain: bool
     _remote: str | None
-    #: Of the block that is being read; None between blocks.
-    _status: int | None
-    _lines: list[bytes]
-    _header_bytes: int
-    _body_bytes: int
-    _snippet: bytes
-    #: Why a callback broke the transfer off.
-    _fault: Fault | None
-    _fault_text: str
-    #: What came before a resend.
+    #: What a send before this one has taken and put on the wire.
     _elapsed_us: int
+    _sent_before: int
 
     def __init__(self, limits: Limits, policy: Policy) -> None:
         proxy_port = _proxy_port(limits.proxy) if limits.proxy else None
@@ -141,8 +87,7 @@ class Transfer:
         self.curl.transfer = self
         self.guard = Guard(policy, proxy_port=proxy_port)
         self._limits = limits
-        self._max_response_bytes = limits.max_response_bytes
-        self._snippet_bytes = limits.snippet_bytes
+        self.reply = Reply(max_body_bytes=limits.max_response_bytes, snippet_bytes=limits.snippet_bytes)
         self._fixed = self._fixed_options()
 
     def begin(self, request: SendRequest, now: float) -> None:
@@ -157,6 +102,7 @@ class Transfer:
         self.idle = request.idle_timeout_ms / 1000
         self.sends = 0
         self._elapsed_us = 0
+        self._sent_before = 0
         self._start(request.timeout_ms, fresh=False)
 
     def begin_again(self, now: float) -> bool:
@@ -165,16 +111,17 @@ class Transfer:
         if left_ms <= 0:
             return False
         self._elapsed_us = int((now - self.started_at) * 1_000_000)
+        self._sent_before = self.curl.getinfo(_BYTES_SENT)
         self._start(left_ms, fresh=True)
         return True
 
     def finish(self, code: int, text: str) -> Observation | None:
         """Say what the transfer came to; `code` and `text` are libcurl's. None asks for the resend."""
-        if code == _E_ABORTED and self._second_send and self.sends == 1 and not self.complete:
+        if code == _E_ABORTED and self._second_send and self.sends == 1 and not self.reply.complete:
             return None
         seen = self._observe()
         seen.total_us = self._elapsed_us + self.curl.getinfo(_TOTAL)
-        if self.complete:
+        if self.reply.complete:
             seen.body_incomplete = code != 0
         else:
             seen.fault, seen.text = self._classify(code, text)
@@ -186,7 +133,7 @@ class Transfer:
         """Say what a transfer came to that the engine ended itself. A complete answer stays one."""
         seen = self._observe()
         seen.total_us = int((now - self.started_at) * 1_000_000)
-        if self.complete:
+        if self.reply.complete:
             seen.body_incomplete = True
         else:
             seen.fault, seen.text = fault, text
@@ -195,8 +142,7 @@ class Transfer:
     def release(self) -> None:
         """Let go of the request and of what came back."""
         del self.request
-        self._lines = []
-        self._snippet = b""
+        self.reply.reset()
 
     def close(self) -> None:
         """Free the handle, and the cycle through its callbacks."""
@@ -210,7 +156,7 @@ class Transfer:
         `last_input` is when its socket was last readable. Over TLS only a whole status line says
         that the reply has begun, because session tickets make the socket readable as well.
         """
-        if self.begun or (self.sends and self._plain and last_input > self._sent_at):
+        if self.reply.begun or (self.sends and self._plain and last_input > self._sent_at):
             return max(last_input, self._sent_at)
         return None
 
@@ -231,63 +177,19 @@ class Transfer:
         self._second_send = True
         return int(pycurl.PREREQFUNC_ABORT)
 
-    def _on_header(self, line: bytes) -> int | None:
-        self.begun = True
-        self._header_bytes += len(line)
-        if self._header_bytes > HEADER_BYTES:
-            return self._break_off(Fault.PROTOCOL, f"the reply's header is over {HEADER_BYTES} bytes")
-        if self._status is None:
-            match = _STATUS_LINE.match(line)
-            if match is None:
-                return self._break_off(Fault.PROTOCOL, "the status line is not that of HTTP/1.x")
-            self._status = int(match[1])
-            if self._status == 101:
-                return self._break_off(Fault.UPGRADE, "the receiver switches protocols (101)")
-        elif self.complete:
-            pass  # A trailer: counted, not kept.
-        elif line not in (b"\r\n", b"\n"):
-            self._lines.append(line)
-        elif self._status >= 200:
-            self.complete = True
-        else:
-            self._status = None
-            self._lines.clear()
-        return None
-
-    def _on_body(self, data: bytes) -> int | None:
-        if not self._body_bytes:
-            self._snippet = data if len(data) <= self._snippet_bytes else data[: self._snippet_bytes]
-        elif len(self._snippet) < self._snippet_bytes:
-            self._snippet += data[: self._snippet_bytes - len(self._snippet)]
-        self._body_bytes += len(data)
-        return 0 if self._body_bytes > self._max_response_bytes else None
-
     def _no_lookup(self) -> int:
         """The addresses were handed over: a look-up of libcurl's own would go round the vetting."""
         return 1
-
-    def _break_off(self, fault: Fault, text: str) -> int:
-        if not self.complete:
-            self._fault, self._fault_text = fault, text
-        return 0
 
     # Options.
 
     def _start(self, timeout_ms: int, *, fresh: bool) -> None:
         self.guard.reset()
-        self.begun = False
-        self.complete = False
+        self.reply.reset()
         self._may_send = True
         self._second_send = False
         self._sent_at = 0.0
         self._remote = None
-        self._status = None
-        self._lines = []
-        self._header_bytes = 0
-        self._body_bytes = 0
-        self._snippet = b""
-        self._fault = None
-        self._fault_text = ""
         self._set_options(timeout_ms, fresh=fresh)
 
     def _fixed_options(self) -> tuple[tuple[int, Any], ...]:
@@ -306,8 +208,8 @@ class Transfer:
             (pycurl.HTTP09_ALLOWED, 0),
             (pycurl.OPENSOCKETFUNCTION, self.guard.open_socket),
             (pycurl.PREREQFUNCTION, self._on_send),
-            (pycurl.HEADERFUNCTION, self._on_header),
-            (pycurl.WRITEFUNCTION, self._on_body),
+            (pycurl.HEADERFUNCTION, self.reply.on_header),
+            (pycurl.WRITEFUNCTION, self.reply.on_body),
             (pycurl.CAINFO, self._limits.ca_file),
             (pycurl.SSL_VERIFYPEER, 1),
             (pycurl.SSL_VERIFYHOST, 2),
@@ -363,19 +265,20 @@ class Transfer:
     def _observe(self) -> Observation:
         """Facts that hold whatever the end was; the caller adds fault and total."""
         getinfo = self.curl.getinfo
+        reply = self.reply
         seen = Observation(
-            status=self._status if self.complete else None,
-            headers=_parse(self._lines) if self.complete else [],
-            snippet=self._snippet,
+            status=reply.status if reply.complete else None,
+            headers=reply.headers() if reply.complete else [],
+            snippet=reply.snippet,
             sends=self.sends,
             remote_address=self._remote or self.guard.address,
-            bytes_sent=getinfo(_BYTES_SENT),
-            bytes_received=self._header_bytes + self._body_bytes,
+            bytes_sent=self._sent_before + getinfo(_BYTES_SENT),
+            bytes_received=reply.header_bytes + reply.body_bytes,
         )
-        if self.begun:
+        if self.reply.begun:
             # Not before: after a failed connect these hold the time of the failure.
             seen.first_byte_us = max(0, getinfo(_FIRST_BYTE) - getinfo(_READY))
-        if self.guard.allowed or not self.begun:
+        if self.guard.allowed or not self.reply.begun:
             # Fields of libcurl's are cumulative, and 0 for what did not take place.
             resolved, connected = getinfo(_RESOLVED), getinfo(_CONNECTED)
             secured = getinfo(_SECURED)
@@ -387,8 +290,8 @@ class Transfer:
     def _classify(self, code: int, text: str) -> tuple[Fault, str]:
         """Name the fault of a transfer without a complete answer, once and for all."""
         guard = self.guard
-        if self._fault is not None:
-            return self._fault, self._fault_text
+        if self.reply.fault is not None:
+            return self.reply.fault, self.reply.fault_text
         if guard.broken is not None and not self.sends:
             return Fault.INTERNAL, guard.broken
         if code == _E_CONNECT and guard.refused and not guard.allowed:
@@ -418,10 +321,10 @@ class Transfer:
 
     def _classify_timeout(self) -> tuple[Fault, str]:
         if self.sends:
-            if self.begun:
+            if self.reply.begun:
                 return Fault.TIMEOUT, "timed out within the reply's header block"
             return Fault.TIMEOUT, "timed out waiting for the reply"
-        if not self.guard.allowed and not self.guard.refused:
+        if self.request.addresses is None and not self.guard.allowed and not self.guard.refused:
             return Fault.DNS_TEMPORARY, "timed out resolving the name"
         if self.curl.getinfo(_CONNECTED):
             return Fault.TIMEOUT, "timed out in the TLS handshake"
@@ -444,20 +347,6 @@ def clean(text: str, url: str) -> str:
     """
     text = _URL.sub("<url>", text[: 8 * TEXT_LENGTH].replace(url, "<url>"))
     return "".join(char if char.isprintable() else "?" for char in text)[:TEXT_LENGTH]
-
-
-def _parse(lines: list[bytes]) -> list[tuple[str, str]]:
-    """Split header lines: names lower-cased, values trimmed and decoded as latin-1, which cannot fail."""
-    return [_known_header(line) if len(line) <= KNOWN_HEADER_BYTES else _header(line) for line in lines]
-
-
-def _header(line: bytes) -> tuple[str, str]:
-    name, _, value = line.decode("latin-1").partition(":")
-    return name.lower(), value.strip(" \t\r\n")
-
-
-#: Most lines of most replies have been seen before.
-_known_header = functools.lru_cache(maxsize=512)(_header)
 
 
 @functools.lru_cache(maxsize=2048)

@@ -1,7 +1,7 @@
 """The limits: each part of the hot path alone, at full speed, so that a drain's distance from them is known.
 
 Every part runs in as many processes as there are workers. The parts share the machine's cores when they run together,
-so beside the slowest of them stands what they allow when each delivery pays for all of them.
+so beside the slowest of them stands the rate of doing one after the other (`in_turn_per_second`).
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ def run(options: Options) -> Report:
                 "figures": {
                     **parts,
                     "slowest": slowest,
+                    "in_turn_per_second": round(1 / sum(1 / part["per_second"] for part in parts.values()), 1),
                     "drain_per_second": drained.rate_per_second,
                     "drain_share_of_slowest": round(share, 3),
                 },

@@ -49,8 +49,10 @@ def run(
 @click.command()
 @click.argument("scenario", type=click.Choice(SCENARIOS))
 @click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Worker processes.")
-@click.option("--count", type=click.IntRange(1), default=None, help="Deliveries, or events. Default: the scenario's.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=None, help="How long, where that applies.")
+@click.option(
+    "--count", type=click.IntRange(1), default=None, help="Deliveries or events. Default: the scenario's."
+)
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=None, help="How long to send: quiet.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else.")
 @click.option("--database-url", default=None, help="A server to make a database on. Default: one is started.")
 @click.option("--broker-url", default=None, help="A Redis to use under a prefix of its own. Default: one is started.")

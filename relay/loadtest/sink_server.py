@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 import json
 import re
+import resource
 import select
 import socket
 import sys
@@ -292,6 +293,9 @@ def head_of(data: bytes, start: int) -> Head | None:
 def main(arguments: list[str]) -> None:
     """Serve on as many listeners as asked, over the control descriptor given."""
     descriptor, listeners = map(int, arguments)
+    # Workers keep hundreds of connections each; the usual soft limit is 1,024.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with Connection(descriptor) as control:
         Server(control, listeners).run()
 

@@ -169,6 +169,9 @@ class Stack:
             "RELAY_ALLOW_PRIVATE_ENDPOINTS": "true",
             "RELAY_REQUIRE_HTTPS": "false",
             "RELAY_ALLOWED_PORTS": "*",
+            "RELAY_ALLOWED_CIDRS": "",
+            "RELAY_DENIED_CIDRS": "",
+            "RELAY_EGRESS_PROXY": "",
             "RELAY_SHUTDOWN_GRACE_SECS": "5",
             "RELAY_FAILPOINT": "",
         }
@@ -193,6 +196,8 @@ class Stack:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env=self.environment,
+                    # Away from the caller's .env, which is for another Relay.
+                    cwd=self._folder,
                     start_new_session=True,
                 )
             self._logs[process.pid] = log

@@ -12,8 +12,8 @@ import pytest
 
 from relay.core.errors import Unavailable
 from relay.core.observation import Fault
-from relay.delivery import transfer
 from relay.delivery.engine import Completed, Engine
+from relay.delivery.reply import Reply
 from tests.hostile import OK, Hoard, Peer, Receiver, Sender, keep_answering, request, wait_until
 
 if TYPE_CHECKING:
@@ -235,9 +235,9 @@ def test_bug_in_one_transfer_ends_that_transfer_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where a result cannot be read, that request is an internal fault and the next is sent as ever."""
-    parse = transfer._parse
+    parse = Reply.headers
     broken = iter([True])
-    monkeypatch.setattr(transfer, "_parse", lambda lines: 1 / 0 if next(broken, False) else parse(lines))
+    monkeypatch.setattr(Reply, "headers", lambda self: 1 / 0 if next(broken, False) else parse(self))
 
     with Sender() as sender, Receiver(keep_answering()) as receiver:
         first, second = sender.send(receiver.url()).observation, sender.send(receiver.url()).observation

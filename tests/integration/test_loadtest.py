@@ -18,6 +18,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+import redis
 
 from relay.core.errors import InvalidInput, Unavailable
 from relay.core.model import Status
@@ -335,6 +336,9 @@ def test_a_small_drain_loses_nothing(servers: Servers, capsys: pytest.CaptureFix
     assert report["cpu_us_per_delivery"].keys() >= {"publisher", "worker", "sink"}
     with psycopg.connect(servers.postgres_url) as connection:
         assert connection.execute("select 1 from pg_database where datname like 'relay_loadtest_%'").fetchall() == []
+    assert servers.redis_url is not None
+    with redis.Redis.from_url(servers.redis_url) as client:
+        assert list(client.scan_iter(match="*relay-loadtest*")) == []
 
 
 def test_a_lossy_receiver_is_found_out(servers: Servers) -> None:
