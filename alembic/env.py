@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 
 import sqlalchemy as sa
-
 from alembic import context
 
 #: One migration run at a time in a database, whatever machine it runs on.

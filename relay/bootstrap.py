@@ -188,7 +188,8 @@ def make_worker(settings: Settings) -> Worker:
             max_payload_bytes=settings.max_payload_bytes,
         ),
         worker=name,
-        again=lambda ids: intake.hint_again(ids),
+        # Late bound: the intake is made after the dispatcher that it feeds.
+        again=lambda ids: intake.hint_again(ids),  # noqa: PLW0108
     )
     intake = Intake(
         hot,

@@ -12,7 +12,16 @@ from typing import Literal
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 #: Third parties that say a line for each of ours.
-_QUIET = ("celery.worker.strategy", "celery.app.trace", "celery.beat", "celery.worker.consumer.connection", "kombu", "amqp", "urllib3", "alembic.runtime.plugins")
+_QUIET = (
+    "alembic.runtime.plugins",
+    "amqp",
+    "celery.app.trace",
+    "celery.beat",
+    "celery.worker.consumer.connection",
+    "celery.worker.strategy",
+    "kombu",
+    "urllib3",
+)
 
 
 class JsonFormatter(logging.Formatter):

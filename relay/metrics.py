@@ -34,10 +34,11 @@ def attempt(cls: AttemptClass, count: int = 1) -> None:
     _ATTEMPTS[cls].inc(count)
 
 
-def deferred(reason: DeferReason) -> None:
-    """Count one deferral: also an attempt of class `deferred`."""
+def deferred(reason: DeferReason, *, logged: bool) -> None:
+    """Count one deferral; with a line in the log, which the first of a run has, also an attempt of class `deferred`."""
     _DEFERRED[reason].inc()
-    _ATTEMPTS[AttemptClass.DEFERRED].inc()
+    if logged:
+        _ATTEMPTS[AttemptClass.DEFERRED].inc()
 
 
 def value_of(counter: Counter) -> float:

@@ -231,7 +231,7 @@ class Stack:
         kept = {name: value for name, value in os.environ.items() if name != "DATABASE_URL" and name[:6] != "RELAY_"}
         environment = kept | self.settings | {"RELAY_METRICS_BIND": f"127.0.0.1:{port}"} | settings
         argv = [sys.executable, "-m", "relay.cli.main", *command.split()]
-        role = Role(f"{command.split()[0]}-{len(self.roles)}", argv, environment, self._folder, port)
+        role = Role(f"{command.split(maxsplit=1)[0]}-{len(self.roles)}", argv, environment, self._folder, port)
         self.roles.append(role)
         return role
 

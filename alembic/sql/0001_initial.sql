@@ -216,8 +216,8 @@ create table relay.deliveries (
     autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_limit = 2000
 );
 -- Announcing, claiming and recording rewrite a row's entry in each index that holds it, so there are few.
--- The publisher's scan.
-create index deliveries_unannounced on relay.deliveries (due_at) where status = 0 and announced_at is null;
+-- The publisher's scan. With the id, so that it can go on where a full batch ended: many rows share a due time.
+create index deliveries_unannounced on relay.deliveries (due_at, id) where status = 0 and announced_at is null;
 -- The reconciler's scan, and the workers' own look while Redis is away.
 create index deliveries_announced on relay.deliveries (announced_at) where status = 0 and announced_at is not null;
 -- The reaper's.

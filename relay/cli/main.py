@@ -14,7 +14,22 @@ from relay.core.errors import RelayError
 
 
 class Commands(click.Group):
-    """A group whose errors are a sentence on stderr and exit code 1, not a traceback."""
+    """A group whose errors are a sentence on stderr and exit code 1, not a traceback.
+
+    The load test is a module of commands of its own, loaded when it is asked for.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names, in order."""
+        return sorted([*super().list_commands(ctx), "loadtest"])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command by its name."""
+        if cmd_name == "loadtest":
+            from relay.loadtest.main import loadtest
+
+            return loadtest
+        return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command."""
@@ -123,8 +138,14 @@ def testkit() -> None:
 
 
 @main.command()
-def config() -> None:
+@click.option("--markdown", is_flag=True, help="Print the manual's page of settings instead.")
+def config(markdown: bool) -> None:  # noqa: FBT001 - click passes options by name
     """Print the effective settings and where each comes from, secrets hidden."""
+    if markdown:
+        from relay.cli import config_docs
+
+        click.echo(config_docs.markdown(), nl=False)
+        return
     settings = load_settings(os.environ, dotenv=Path(".env"))
     for name, value, source in effective(settings):
         click.echo(f"{name}={value}" + ("" if source == "default" else f"  # {source}"))
@@ -142,12 +163,6 @@ def send(event_type: str, data: str | None, url: str | None, wait: float) -> Non
     from relay.cli.send import send_event
 
     sys.exit(send_event(event_type, data=data, url=url, wait=wait))
-
-
-def _add_loadtest() -> None:
-    from relay.loadtest.main import loadtest
-
-    main.add_command(loadtest)
 
 
 if __name__ == "__main__":

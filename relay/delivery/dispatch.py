@@ -101,9 +101,10 @@ class Dispatcher:
         given back all the same.
         """
         sends = 0
+        token = uuid4()
+        claimed: Sequence[Claimed] = ()
         try:
             started = time.monotonic()
-            token = uuid4()
             failpoints.hit("claim.before")
             with self._hot.connect() as connection:
                 claimed = claims.claim(
@@ -121,6 +122,10 @@ class Dispatcher:
             if left:
                 self._again(left)
             sends = self._gate_and_send(claimed, token, destinations, started)
+        except DATABASE_ERRORS:
+            # After the claim: what is leased goes back as soon as the database takes it, not when the lease runs out.
+            self._recorder.add([], [self._unsent(row, token, wait=0.0) for row in claimed])
+            raise
         finally:
             self._room.release(len(ids) - sends)
         return sends
@@ -149,7 +154,13 @@ class Dispatcher:
                     finished.append(held_back)
                 else:
                     holding.append(leased)
-                    requests.append(self._build(leased, started, timestamp))
+                    try:
+                        requests.append(self._build(leased, started, timestamp))
+                    except Exception:  # one delivery's boundary: what cannot be built must not cost the others theirs
+                        log.exception("a request could not be built", extra={"delivery_id": str(row.id)})
+                        holding.pop()
+                        self._slots.give_back(row.endpoint_id, row.workspace_id)
+                        unsent.append(self._internal(row, token))
             gate_us = int((time.monotonic() - started) * 1e6) - claim_us
             for leased in holding:
                 leased.gate_us = gate_us
@@ -159,7 +170,7 @@ class Dispatcher:
             holding = []
         except Unavailable:
             # The sender is shutting down: these never start, so their leases go back at once.
-            unsent += [self._unsent(leased, wait=0.0) for leased in holding]
+            unsent += [self._unsent(leased.row, token, wait=0.0) for leased in holding]
             requests = []
         finally:
             for leased in holding:
@@ -170,27 +181,33 @@ class Dispatcher:
 
     def _gate(self, leased: Leased) -> UnsentRow | Finished | None:
         """Say what holds a delivery back; None lets it through, with its slot taken."""
-        row, destination = leased.row, leased.destination
+        row, destination, token = leased.row, leased.destination, leased.token
         if row.endpoint_deleted:
-            return self._unsent(leased, status=Status.DEAD, reason=DeadReason.ENDPOINT_DELETED)
+            return self._unsent(row, token, status=Status.DEAD, reason=DeadReason.ENDPOINT_DELETED)
         if not row.endpoint_enabled:
             # No wait: the recorder pauses it, if the endpoint is still disabled then.
-            return self._unsent(leased, deferred=DeferReason.PAUSED)
+            return self._unsent(row, token, deferred=DeferReason.PAUSED)
         if row.held_secs is not None and row.held_secs > 0:
-            return self._unsent(leased, deferred=DeferReason.HELD, wait=row.held_secs + random.random() * SPREAD_SECS)
+            wait = row.held_secs + random.random() * SPREAD_SECS
+            return self._unsent(row, token, deferred=DeferReason.HELD, wait=wait)
         if destination.fault is not None:
-            return self._unsent(leased, deferred=DeferReason.INTERNAL, wait=internal_wait_seconds(row.deferred_count))
+            return self._internal(row, token)
         if len(row.payload) > self._limits.max_payload_bytes:
             return Finished(leased=leased, observation=Observation(), verdict=PAYLOAD_TOO_LARGE)
         limit = destination.max_in_flight
         if not self._slots.try_take(row.endpoint_id, row.workspace_id, limit=limit):
             wait = self._slots.wait_secs(row.endpoint_id, limit=limit, random=random.random())
-            return self._unsent(leased, deferred=DeferReason.SLOT, wait=wait)
+            return self._unsent(row, token, deferred=DeferReason.SLOT, wait=wait)
         return None
+
+    def _internal(self, row: Claimed, token: UUID) -> UnsentRow:
+        wait = internal_wait_seconds(row.deferred_count)
+        return self._unsent(row, token, deferred=DeferReason.INTERNAL, wait=wait)
 
     def _unsent(
         self,
-        leased: Leased,
+        row: Claimed,
+        token: UUID,
         *,
         status: Status = Status.PENDING,
         reason: DeadReason | None = None,
@@ -198,15 +215,15 @@ class Dispatcher:
         wait: float | None = None,
     ) -> UnsentRow:
         return UnsentRow(
-            delivery_id=leased.row.id,
-            endpoint_id=leased.row.endpoint_id,
-            lease_token=leased.token,
+            delivery_id=row.id,
+            endpoint_id=row.endpoint_id,
+            lease_token=token,
             next_status=status,
             reason=reason,
             wait_secs=wait,
             deferred_reason=deferred,
-            at=leased.row.claimed_at,
-            generation=leased.row.generation,
+            at=row.claimed_at,
+            generation=row.generation,
             worker=self._worker,
         )
 

@@ -56,7 +56,7 @@ JOIN_SECS = 5.0
 
 _NEVER = math.inf
 
-#: What to watch for, by libcurl's wish, and what to tell libcurl, by epoll's event bits.
+#: libcurl's wishes as epoll's bits.
 _WATCH = {
     pycurl.POLL_NONE: 0,
     pycurl.POLL_IN: select.EPOLLIN,
@@ -115,6 +115,8 @@ class Engine:
         self._heard: dict[int, float] = {}
         self._timer_at = _NEVER
         self._sweep_at = _NEVER
+        #: More events were ready than one turn takes.
+        self._behind = False
 
     @property
     def in_flight(self) -> int:
@@ -181,6 +183,7 @@ class Engine:
         """Wait for something to happen, and let libcurl act on it."""
         wait = 0.0 if self._waiting else min(self._timer_at, self._sweep_at, self._stop_at) - time.monotonic()
         events = self._epoll.poll(None if wait == _NEVER else max(0.0, wait), EVENTS_PER_TURN)
+        self._behind = len(events) == EVENTS_PER_TURN
         now = time.monotonic()
         for descriptor, bits in events:
             self._on_event(descriptor, bits, now)
@@ -280,7 +283,8 @@ class Engine:
     def _sweep(self) -> None:
         """Cut transfers whose reply fell silent, and such as libcurl should have ended long ago."""
         now = time.monotonic()
-        if self._sweep_at > now:
+        if self._sweep_at > now or self._behind:
+            # Replies that wait to be read are not silent: after a stall there may be many.
             return
         next_at = _NEVER
         for transfer in list(self._active):

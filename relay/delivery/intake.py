@@ -1,9 +1,9 @@
 """Where a worker's deliveries come from: the stream's hints, or Postgres itself when hints do not come.
 
-Two threads. The reader reserves room, reads as many hints as there is room for and passes
-them on. The poller brings hints back that came to nothing for a moment, and looks in Postgres
-for due rows: now and then while the stream is quiet, all the time while Redis is away.
-Neither waits on Celery's broker connection.
+The reader reserves room, reads as many hints as there is room for and passes them on; now and
+then while the stream is quiet it looks in Postgres for rows that are late. The poller brings
+hints back that came to nothing for a moment, and looks in Postgres all the time while Redis is
+away. The settler acknowledges. None of these threads waits on Celery's broker connection.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Rhythm:
     #: Between two looks in Postgres while the stream is quiet, and how late a row must be to be taken then.
     look_secs: float = 5.0
     look_late_secs: float = 2.0
+    #: Between two looks of the poller at whether Redis answers.
+    notice_secs: float = 0.25
     #: Between two looks that found nothing, while Redis does not answer.
     away_secs: float = 0.1
     #: Between two tries of Redis, and of Postgres after a claim failed.
@@ -120,7 +122,7 @@ class Intake:
         self.redis_answers: bool | None = None
         self._claims_fail = threading.Event()
         self._reread = False
-        self._quiet = False
+        self._next_look = time.monotonic() + self._rhythm.look_secs
         self._later = _Later(self._rhythm)
         self._settled: list[bytes] = []
         self._settled_lock = threading.Lock()
@@ -201,15 +203,21 @@ class Intake:
             if not reserved:
                 continue
             hints: list[Hint] = []
+            kept = 0
             try:
                 hints = self._next_hints(reserved)
+                if not hints and time.monotonic() >= self._next_look:
+                    # With the room in hand, which may be all there is: the poller would seldom get any.
+                    kept = reserved
             except redis.RedisError as error:
                 self._redis_failed(error)
             finally:
-                self._room.release(reserved - len(hints))
-            self._quiet = not hints
+                self._room.release(reserved - max(kept, len(hints)))
             if hints:
                 self._pass_on(Batch(self, hints))
+            elif kept:
+                self._next_look = time.monotonic() + self._rhythm.look_secs
+                self._look(kept, late_secs=self._rhythm.look_late_secs)
 
     def _next_hints(self, count: int) -> list[Hint]:
         if not self.redis_answers:
@@ -242,11 +250,12 @@ class Intake:
         return not self._claims_fail.is_set() or self._database_answers()
 
     def _database_answers(self) -> bool:
+        # One that answers may still refuse claims (read-only, locked): without the pause that would be a storm.
+        self._stop.wait(self._rhythm.retry_secs)
         try:
             with self._hot.connect() as connection:
                 connection.exec_driver_sql("select 1")
         except DATABASE_ERRORS:
-            self._stop.wait(self._rhythm.retry_secs)
             return False
         self._claims_fail.clear()
         return True
@@ -272,26 +281,19 @@ class Intake:
 
     def _poll(self) -> None:
         rhythm = self._rhythm
-        next_look = time.monotonic() + rhythm.look_secs
         next_stand_in = 0.0
         while not self._stop.is_set():
             away = self.redis_answers is False
-            wait = rhythm.away_secs if away else max(0.0, next_look - time.monotonic())
-            due = self._later.wait(wait)
+            due = self._later.wait(rhythm.away_secs if away else rhythm.notice_secs)
             if due:
                 self._bring_back(due)
-            if self._stop.is_set() or not self._may_read():
+            if not away or self._stop.is_set() or not self._may_read():
                 continue
-            if away:
-                while self._look(late_secs=0.0) and not self._stop.is_set() and self._may_read():
-                    pass
-                if time.monotonic() >= next_stand_in:
-                    next_stand_in = time.monotonic() + rhythm.stand_in_secs
-                    self._run_stand_in()
-            elif time.monotonic() >= next_look:
-                next_look = time.monotonic() + rhythm.look_secs
-                if self._quiet:
-                    self._look(late_secs=rhythm.look_late_secs)
+            while self._look_while_away() and not self._stop.is_set() and self._may_read():
+                pass
+            if time.monotonic() >= next_stand_in:
+                next_stand_in = time.monotonic() + rhythm.stand_in_secs
+                self._run_stand_in()
 
     def _bring_back(self, ids: Sequence[UUID]) -> None:
         if self.redis_answers is False:
@@ -302,12 +304,15 @@ class Intake:
         except redis.RedisError:
             self._later.add(ids)
 
-    def _look(self, *, late_secs: float) -> int:
-        """Take due rows from Postgres; return how many sends began."""
+    def _look_while_away(self) -> int:
         reserved = self._room.try_reserve(self._batch)
         if not reserved:
             self._stop.wait(0.01)
             return 0
+        return self._look(reserved, late_secs=0.0)
+
+    def _look(self, reserved: int, *, late_secs: float) -> int:
+        """Take due rows from Postgres, as many as there is room reserved for; return how many sends began."""
         ids: list[UUID] = []
         try:
             with self._hot.connect() as connection:
@@ -363,6 +368,8 @@ class _Later:
     def __init__(self, rhythm: Rhythm) -> None:
         self._rhythm = rhythm
         self._heap: list[tuple[float, UUID]] = []
+        #: What the heap holds: an id that came by many hints comes back as one.
+        self._held: set[UUID] = set()
         #: The last pause of an id, and when it may be forgotten.
         self._pauses: dict[UUID, tuple[float, float]] = {}
         self._changed = threading.Condition()
@@ -371,6 +378,9 @@ class _Later:
         now = time.monotonic()
         with self._changed:
             for id_ in ids:
+                if id_ in self._held:
+                    continue
+                self._held.add(id_)
                 before = self._pauses.get(id_)
                 pause = self._rhythm.again_first_secs
                 if before is not None:
@@ -393,6 +403,7 @@ class _Later:
             due: list[UUID] = []
             while self._heap and self._heap[0][0] <= now:
                 due.append(heapq.heappop(self._heap)[1])
+            self._held.difference_update(due)
             for id_ in [id_ for id_, (_, forget) in self._pauses.items() if forget <= now]:
                 del self._pauses[id_]
             return due

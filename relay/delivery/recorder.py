@@ -46,7 +46,17 @@ RETRY_SECS = 0.25
 #: Characters kept of a reply's header block.
 REPLY_HEADERS = 4096
 
+#: Microseconds: the log's columns hold no more (36 minutes), a time-out may.
+LONGEST_US = 2**31 - 1
+
 _DATABASE_ERRORS = (sa.exc.SQLAlchemyError, psycopg.Error)
+
+#: (delivery, token) of a result to the endpoint, the seconds to hold it for, and whether to disable it.
+_Effects = dict[tuple["UUID", "UUID"], tuple["UUID", "float | None", bool]]
+
+
+class _OutOfTimeError(Exception):
+    """The process must end, and the database has not taken what waits."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,12 +82,14 @@ class Recorder:
         self._arrived = threading.Event()
         self._stop_at: float | None = None
         self._writing = 0
+        #: Given up at the end of the grace: their leases expire.
+        self._unwritten = 0
         self._thread = threading.Thread(target=self._run, name="relay-recorder", daemon=True)
 
     @property
     def waiting(self) -> int:
         """How many results are not written yet."""
-        return len(self._finished) + len(self._unsent) + self._writing
+        return len(self._finished) + len(self._unsent) + self._writing + self._unwritten
 
     def start(self) -> None:
         """Start the thread."""
@@ -158,8 +170,11 @@ class Recorder:
         try:
             if finished:
                 self._write_finished(finished, unsent)
+            self._writing = len(unsent)
             if unsent:
                 self._write_unsent(unsent)
+        except _OutOfTimeError:
+            self._unwritten += self._writing
         finally:
             self._writing = 0
 
@@ -168,8 +183,7 @@ class Recorder:
     def _write_finished(self, finished: list[Finished], unsent: list[UnsentRow]) -> None:
         rows: list[AttemptRow] = []
         done: list[tuple[Finished, Outcome]] = []
-        holds: dict[UUID, float] = {}
-        gone: dict[UUID, UUID] = {}
+        effects: _Effects = {}
         now = time.time()
         for one in finished:
             leased = one.leased
@@ -185,16 +199,18 @@ class Recorder:
             row, hold_s = _attempt_row(one, verdict, self._worker)
             rows.append(row)
             done.append((one, verdict))
-            if hold_s is not None:
-                holds[leased.row.endpoint_id] = max(hold_s, holds.get(leased.row.endpoint_id, 0.0))
-            if verdict.disables_endpoint:
-                gone[leased.row.endpoint_id] = leased.row.id
+            if hold_s is not None or verdict.disables_endpoint:
+                effects[(row.delivery_id, row.lease_token)] = (
+                    leased.row.endpoint_id,
+                    hold_s,
+                    verdict.disables_endpoint,
+                )
         self._writing = len(rows) + len(unsent)
         if not rows:
             return
         began = time.monotonic()
         failpoints.hit("record.before")
-        stale = self._persist(rows, holds, gone)
+        stale = self._persist(rows, effects)
         persist_us = int((time.monotonic() - began) * 1e6)
         for row, (_, verdict) in zip(rows, done, strict=True):
             if (row.delivery_id, row.lease_token) not in stale:
@@ -221,19 +237,17 @@ class Recorder:
             worker=self._worker,
         )
 
-    def _persist(
-        self, rows: Sequence[AttemptRow], holds: dict[UUID, float], gone: dict[UUID, UUID]
-    ) -> set[tuple[UUID, UUID]]:
-        """Write until it is written or time is up; return the (delivery, token) pairs that the fence kept out."""
+    def _persist(self, rows: Sequence[AttemptRow], effects: _Effects) -> set[tuple[UUID, UUID]]:
+        """Write until it is written; return the (delivery, token) pairs that the fence kept out.
+
+        Raises _OutOfTimeError when it is time to leave and it was not written.
+        """
         unsure = False
         while True:
             try:
                 with self._hot.connect() as connection:
                     stale = _record(connection, rows, unsure=unsure)
-                    if holds:
-                        destinations.hold(connection, holds)
-                    for endpoint_id, delivery_id in gone.items():
-                        _disable(connection, endpoint_id, delivery_id)
+                    _affect_endpoints(connection, rows, effects, stale)
                     return stale
             except psycopg.DataError:
                 # A value that the database will not take: find the one row, so that it costs no other its record.
@@ -241,12 +255,10 @@ class Recorder:
                     log.exception("an attempt cannot be recorded", extra={"delivery_id": str(rows[0].delivery_id)})
                     return {(rows[0].delivery_id, rows[0].lease_token)}
                 half = len(rows) // 2
-                return self._persist(rows[:half], holds, gone) | self._persist(rows[half:], {}, {})
+                return self._persist(rows[:half], effects) | self._persist(rows[half:], effects)
             except _DATABASE_ERRORS as error:
                 unsure = True
                 self._wait_for_database(error)
-                if self._out_of_time():
-                    return set()
 
     # --- rows that were not sent ---
 
@@ -256,23 +268,20 @@ class Recorder:
             try:
                 with self._hot.connect() as connection, transaction(connection):
                     disabled = destinations.lock_disabled(connection, list(paused)) if paused else set()
-                    results.record_unsent(connection, [_unless_enabled(row, disabled) for row in rows])
+                    written = results.record_unsent(connection, [_unless_enabled(row, disabled) for row in rows])
                 break
             except _DATABASE_ERRORS as error:
                 # Fenced by the token, so a try whose reply was lost and one more give the attempt back once.
                 self._wait_for_database(error)
-                if self._out_of_time():
-                    return
-        for row in rows:
+        for row in written:
             if row.deferred_reason is not None:
-                metrics.deferred(DeferReason(row.deferred_reason))
+                metrics.deferred(DeferReason(row.deferred_reason), logged=row.logged)
 
     def _wait_for_database(self, error: Exception) -> None:
         log.warning("results wait for the database", extra={"waiting": self.waiting, "error": str(error).strip()[:200]})
         time.sleep(RETRY_SECS * (0.5 + random.random()))
-
-    def _out_of_time(self) -> bool:
-        return self._stop_at is not None and time.monotonic() > self._stop_at
+        if self._stop_at is not None and time.monotonic() > self._stop_at:
+            raise _OutOfTimeError
 
 
 def _record(connection: sa.Connection, rows: Sequence[AttemptRow], *, unsure: bool) -> set[tuple[UUID, UUID]]:
@@ -283,6 +292,27 @@ def _record(connection: sa.Connection, rows: Sequence[AttemptRow], *, unsure: bo
     if not rows or results.record(connection, rows) == len(rows):
         return set()
     return {(row.delivery_id, row.lease_token) for row in rows} - results.recorded(connection, rows)
+
+
+def _affect_endpoints(
+    connection: sa.Connection, rows: Sequence[AttemptRow], effects: _Effects, stale: set[tuple[UUID, UUID]]
+) -> None:
+    """Hold and disable endpoints as the receivers asked; what a stale result asks for is not done."""
+    holds: dict[UUID, float] = {}
+    gone: dict[UUID, UUID] = {}
+    for row in rows if effects else ():
+        pair = (row.delivery_id, row.lease_token)
+        if pair not in effects or pair in stale:
+            continue
+        endpoint_id, hold_s, disables = effects[pair]
+        if hold_s is not None:
+            holds[endpoint_id] = max(hold_s, holds.get(endpoint_id, 0.0))
+        if disables:
+            gone[endpoint_id] = row.delivery_id
+    if holds:
+        destinations.hold(connection, holds)
+    for endpoint_id, delivery_id in gone.items():
+        _disable(connection, endpoint_id, delivery_id)
 
 
 def _disable(connection: sa.Connection, endpoint_id: UUID, delivery_id: UUID) -> None:
@@ -330,8 +360,8 @@ def _attempt_row(one: Finished, verdict: Outcome, worker: str) -> tuple[AttemptR
             dns_us=seen.dns_us,
             connect_us=seen.connect_us,
             tls_us=seen.tls_us,
-            first_byte_us=seen.first_byte_us,
-            total_us=seen.total_us,
+            first_byte_us=min(seen.first_byte_us, LONGEST_US),
+            total_us=min(seen.total_us, LONGEST_US),
             bytes_sent=seen.bytes_sent,
             bytes_received=seen.bytes_received,
             # A refused address is nobody's business: the log must not map the inside of a network.

@@ -38,7 +38,6 @@ SETTINGS: Mapping[str, str] = {
     "synchronous_commit": "on",
     "max_wal_size": "2GB",
     "checkpoint_timeout": "15min",
-    "wal_compression": "on",
     "jit": "off",
     "timezone": "UTC",
     "log_timezone": "UTC",

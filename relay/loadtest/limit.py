@@ -161,10 +161,11 @@ def mark(database_url: str, start_at: float) -> Measured:
     engine = make_hot_engine(database_url, name="loadtest", size=1)
     done = 0
     with engine.connect() as connection:
-        since = datetime.fromtimestamp(0, UTC)
+        after = announcements.START
         began, cpu = _start(start_at)
-        while ids := announcements.mark(connection, since=since, limit=_ANNOUNCED).ids:
-            done += len(ids)
+        while (marked := announcements.mark(connection, after=after, limit=_ANNOUNCED)).last is not None:
+            after = marked.last
+            done += len(marked.ids)
         measured = (began, time.time(), time.process_time() - cpu, done)
     engine.dispose()
     return measured

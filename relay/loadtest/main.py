@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
-from typing import Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 
 from relay.core.errors import InvalidInput
 from relay.loadtest.scenario import Options
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 #: Each is a module here with `run(options) -> Report`; loaded when asked for, as each needs other parts of Relay.
 SCENARIOS: Final = ("drain", "quiet", "limit", "baseline")
@@ -49,9 +53,7 @@ def run(
 @click.command()
 @click.argument("scenario", type=click.Choice(SCENARIOS))
 @click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Worker processes.")
-@click.option(
-    "--count", type=click.IntRange(1), default=None, help="Deliveries or events. Default: the scenario's."
-)
+@click.option("--count", type=click.IntRange(1), default=None, help="Deliveries or events. Default: the scenario's.")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), default=None, help="How long to send: quiet.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else.")
 @click.option("--database-url", default=None, help="A server to make a database on. Default: one is started.")
@@ -71,6 +73,7 @@ def loadtest(
     drain: deliveries that become due at once. quiet: single events on an idle system. limit: each part of the hot
     path alone. baseline: the plain way (a Celery task and a statement for each delivery) against a drain.
     """
+    signal.signal(signal.SIGTERM, _leave)
     sys.exit(
         run(
             scenario,
@@ -82,3 +85,8 @@ def loadtest(
             broker_url=broker_url,
         )
     )
+
+
+def _leave(number: int, _frame: FrameType | None) -> NoReturn:
+    """End by unwinding, so that servers, processes and files go too."""
+    sys.exit(128 + number)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -18,13 +18,14 @@ import sqlalchemy as sa
 
 from relay import failpoints
 from relay.store import announcements
+from relay.store.announcements import START, Place
 from relay.store.locks import advisory_lock
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
 
     from relay.outbox.stream import Stream
+    from relay.store.announcements import Marked
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +52,6 @@ class Pace:
     retry_secs: float = 0.5
 
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
 class Publisher:
     """Announces while it holds the lock; otherwise waits for it."""
 
@@ -62,7 +60,7 @@ class Publisher:
         self._engine = engine
         self._stream = stream
         self._pace = pace or Pace()
-        self._since = _EPOCH
+        self._after = START
         self._next_full_scan = 0.0
         self._redis_answers = True
         #: How many hints this process has added.
@@ -70,7 +68,7 @@ class Publisher:
         #: Whether this process holds the lock.
         self.leading = False
 
-    def run(self, stop: threading.Event, on_lead: Callable[[], None] | None = None) -> None:
+    def run(self, stop: threading.Event) -> None:
         """Work until `stop` is set, through every outage of Postgres and Redis."""
         while not stop.is_set():
             try:
@@ -78,8 +76,6 @@ class Publisher:
                     if connection is not None:
                         log.info("publishing")
                         self.leading = True
-                        if on_lead is not None:
-                            on_lead()
                         self._lead(connection, stop)
             except (sa.exc.SQLAlchemyError, psycopg.Error) as error:
                 log.warning("the database does not answer the publisher", extra={"error": str(error).strip()})
@@ -91,28 +87,36 @@ class Publisher:
         """Announce one batch; return how many rows it held. Marks nothing while Redis does not answer."""
         if not self._redis_ready():
             return 0
-        since = self._since
+        after = self._after
         if time.monotonic() >= self._next_full_scan:
-            since = _EPOCH
+            after = START
             self._next_full_scan = time.monotonic() + self._pace.full_scan_secs
-        marked = announcements.mark(connection, since=since, limit=self._pace.batch)
+        marked = announcements.mark(connection, after=after, limit=self._pace.batch)
+        self._after = self._next_place(marked)
         if not marked.ids:
             return 0
-        if since is _EPOCH and len(marked.ids) >= self._pace.batch:
-            # There is more of it: a backlog that was announced once, as after a flush, must not wait between batches.
-            self._next_full_scan = 0.0
-        if marked.latest_due is not None:
-            self._since = max(self._since, marked.latest_due - timedelta(seconds=self._pace.margin_secs))
         failpoints.hit("publish.after_mark")
         try:
             self._stream.announce(marked.ids)
         except redis.RedisError as error:
             self._lost_redis(error)
             announcements.unmark(connection, marked.ids)
+            self._next_full_scan = 0.0
             return 0
         failpoints.hit("publish.after_announce")
         self.announced += len(marked.ids)
         return len(marked.ids)
+
+    def _next_place(self, marked: Marked) -> Place:
+        """Say where the next look begins."""
+        if len(marked.ids) == self._pace.batch and marked.last is not None:
+            # More wait behind these: go on there, and not through the entries that these leave behind.
+            return marked.last
+        seen = marked.last or self._after
+        if seen.id == START.id:
+            return seen
+        # All caught up. A margin, for rows of transactions that began earlier and commit later.
+        return Place(seen.due_at - timedelta(seconds=self._pace.margin_secs), START.id)
 
     def _lead(self, connection: sa.Connection, stop: threading.Event) -> None:
         # On the lock's own connection: losing the lock and losing the way to mark are one event.
@@ -124,7 +128,8 @@ class Publisher:
                 connection.exec_driver_sql("select 1")
                 stop.wait(self._pace.retry_secs)
             else:
-                stop.wait(self._pace.busy_secs if count else self._pace.idle_secs)
+                # Not stop.wait: it costs as much as the look itself, and these are short.
+                time.sleep(self._pace.busy_secs if count else self._pace.idle_secs)
 
     def _redis_ready(self) -> bool:
         if self._redis_answers:

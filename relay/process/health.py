@@ -52,7 +52,7 @@ class _Handler(BaseHTTPRequestHandler):
     refresh: ClassVar[Callable[[], None]]
     timeout = 10
 
-    def do_GET(self) -> None:  # noqa: N802 - the base class's name
+    def do_GET(self) -> None:
         if self.path == "/healthz":
             self._answer(200, b'{"status":"ok"}\n', "application/json")
         elif self.path == "/metrics":

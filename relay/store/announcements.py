@@ -7,7 +7,9 @@ rows, retries, deferrals and rescued rows all come through here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import UUID
 
 import sqlalchemy as sa
 from psycopg import sql
@@ -16,14 +18,12 @@ from relay.store.engine import run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime
-    from uuid import UUID
 
 _MARK = sql.SQL("""
 with due as (
     select id from relay.deliveries
-    where status = 0 and announced_at is null and due_at <= now() and due_at >= %(since)s
-    order by due_at limit %(limit)s
+    where status = 0 and announced_at is null and due_at <= now() and (due_at, id) > (%(due)s, %(id)s)
+    order by due_at, id limit %(limit)s
     for update skip locked
 )
 update relay.deliveries d set announced_at = now()
@@ -62,21 +62,33 @@ order by due_at limit %(limit)s
 """)
 
 
+class Place(NamedTuple):
+    """A place in the order of due rows."""
+
+    due_at: datetime
+    id: UUID
+
+
+#: Before every row.
+START = Place(datetime(1970, 1, 1, tzinfo=UTC), UUID(int=0))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marked:
-    """Rows marked as announced, and the latest due time among them (None when there were none)."""
+    """Rows marked as announced, and the place of the last among them (None when there were none)."""
 
     ids: list[UUID]
-    latest_due: datetime | None
+    last: Place | None
 
 
-def mark(connection: sa.Connection, *, since: datetime, limit: int) -> Marked:
-    """Mark up to `limit` due rows as announced, the longest due first, looking only at due times from `since` on.
+def mark(connection: sa.Connection, *, after: Place, limit: int) -> Marked:
+    """Mark up to `limit` due rows as announced, the longest due first, looking only behind `after`.
 
-    Rows that somebody holds a lock on are passed over: the next call finds them.
+    Rows that somebody holds a lock on are passed over: a later call that begins before them finds them.
     """
-    rows = run(connection, _MARK, {"since": since, "limit": limit}).fetchall()
-    return Marked(ids=[row[0] for row in rows], latest_due=max((row[1] for row in rows), default=None))
+    rows = run(connection, _MARK, {"due": after.due_at, "id": after.id, "limit": limit}).fetchall()
+    last = max(rows, key=lambda row: (row[1], row[0]), default=None)
+    return Marked(ids=[row[0] for row in rows], last=None if last is None else Place(last[1], last[0]))
 
 
 def unmark(connection: sa.Connection, ids: Sequence[UUID]) -> None:

@@ -83,7 +83,7 @@ def run(
         if raw.closed:
             # SQLAlchemy did not see it. Where one connection is gone the others are, most likely: a fresh pool for all.
             connection.invalidate()
-            connection.engine.dispose(close=False)
+            connection.engine.dispose()
         raise
 
 

@@ -69,6 +69,14 @@ class UnsentRow(NamedTuple):
     worker: str
 
 
+class GivenBack(NamedTuple):
+    """An unsent row that was written."""
+
+    deferred_reason: str | None
+    #: Whether it has a line in the log: the first of a run of deferrals does.
+    logged: bool
+
+
 # So that the primary key leads at every state of the statistics, the token is one more column of the unnest, and
 # `status + 0` keeps the partial index of leased rows out of it: short as it may be, it would be read once a result.
 _RECORD = sql.SQL("""
@@ -167,7 +175,7 @@ log as (
     select id, token, at, generation, 3, deferred, worker from u
     where deferred is not null and deferred is distinct from before
 )
-select id, token from u
+select deferred, deferred is not null and deferred is distinct from before from u
 """)
 
 
@@ -190,6 +198,7 @@ def recorded(connection: sa.Connection, rows: Sequence[AttemptRow]) -> set[tuple
     return {(row[0], row[1]) for row in run(connection, _RECORDED, parameters).fetchall()}
 
 
-def record_unsent(connection: sa.Connection, rows: Sequence[UnsentRow]) -> int:
-    """Give leased rows back unsent, their attempt uncounted; return how many the fence let through."""
-    return len(run(connection, _UNSENT, [list(column) for column in zip(*rows, strict=True)]).fetchall())
+def record_unsent(connection: sa.Connection, rows: Sequence[UnsentRow]) -> list[GivenBack]:
+    """Give leased rows back unsent, their attempt uncounted; return what became of those that the fence let through."""
+    cursor = run(connection, _UNSENT, [list(column) for column in zip(*rows, strict=True)])
+    return [GivenBack._make(row) for row in cursor.fetchall()]

@@ -213,7 +213,7 @@ deliveries = sa.Table(
     Column("last_attempt", JSONB),
     _created(),
     Column("finished_at", _TIME),
-    Index("deliveries_unannounced", "due_at", postgresql_where=text("status = 0 and announced_at is null")),
+    Index("deliveries_unannounced", "due_at", "id", postgresql_where=text("status = 0 and announced_at is null")),
     Index("deliveries_announced", "announced_at", postgresql_where=text("status = 0 and announced_at is not null")),
     Index("deliveries_leased", "lease_until", postgresql_where=text("status = 1")),
     Index("deliveries_by_endpoint", "endpoint_id", "created_at", "id"),

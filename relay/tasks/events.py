@@ -7,7 +7,6 @@ every dispatch. So `relay.deliver` sends no events itself; what happened goes in
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 import time
@@ -44,7 +43,7 @@ class TaskEvents:
         self._started_at[task_id] = now
         facts = {"uuid": task_id, "name": name, "args": args, "kwargs": "{}", "retries": 0, "root_id": task_id}
         self._put("task-received", facts | {"timestamp": now})
-        self._put("task-started", {"uuid": task_id, "pid": os.getpid(), "timestamp": now})
+        self._put("task-started", {"uuid": task_id, "timestamp": now})
 
     def ended(self, task_id: str, *, succeeded: bool) -> None:
         """Tell how a batch's claim ended."""

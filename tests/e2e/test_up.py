@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 #: Seconds for all to be there: two servers made from nothing and eight processes, on a busy machine.
 START_SECS = 90.0
 
+#: What the tests started, so that none is left behind by one that fails.
+_started: list[subprocess.Popen[bytes]] = []
+
 
 class Up:
     """One `relay up` in a directory."""
@@ -44,6 +47,7 @@ class Up:
                 cwd=folder,
                 start_new_session=True,
             )
+        _started.append(self.process)
 
     def ready(self) -> None:
         """Wait until /readyz says 200."""
@@ -75,14 +79,15 @@ class Up:
 def place() -> Iterator[Path]:
     """A directory for `relay up`; whatever runs in it afterwards is ended."""
     folder = Path(tempfile.mkdtemp(prefix="relay-up-"))
-    started: list[psutil.Process] = []
     try:
         yield folder
     finally:
-        started = [one for one in psutil.process_iter() if _works_in(one, folder)]
-        for one in started:
+        left = [one for one in psutil.process_iter() if _works_in(one, folder)]
+        for one in left:
             one.kill()
-        psutil.wait_procs(started, timeout=10)
+        psutil.wait_procs(left, timeout=10)
+        while _started:
+            _started.pop().wait(10)
         discard(folder / ".relay")
         discard(folder)
 

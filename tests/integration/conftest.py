@@ -93,6 +93,7 @@ def start_worker(make_settings: Callable[..., Settings]) -> Iterator[Callable[..
         worker = make_worker(make_settings(**changes))
         if rhythm is not None:
             worker.intake._rhythm = rhythm
+            worker.intake._next_look = time.monotonic() + rhythm.look_secs
         worker.start()
         workers.append(worker)
         return worker

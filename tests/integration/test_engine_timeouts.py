@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -146,6 +148,29 @@ def test_descriptors_come_back_to_rest() -> None:
     gc.collect()
 
     assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208  as above
+
+
+def test_memory_comes_back_to_rest() -> None:
+    """Thousands of transfers, good and failed, leave nothing behind once the first have warmed the engine up."""
+    with Receiver(keep_answering(REPLY)) as dead:
+        pass
+
+    def one_round() -> int:
+        for _ in range(20):
+            sender.send_all([request(good.url() if n % 4 else dead.url(), body=b"x" * 5000) for n in range(100)])
+            sender.done.clear()
+            good.requests.clear()
+        gc.collect()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    with Receiver(keep_answering(REPLY)) as good, Sender() as sender:
+        one_round()
+        before = one_round()
+        after = max(one_round() for _ in range(2))
+
+        assert after - before < 3_000_000
+        assert sender.engine.in_flight == 0
+        assert sender.engine._active == set()
 
 
 def test_stop_waits_for_what_is_in_flight() -> None:

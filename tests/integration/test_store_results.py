@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -97,8 +96,7 @@ def defer(hot: sa.Engine, delivery: UUID, reason: str | None, wait: float | None
 def announce(hot: sa.Engine) -> list[UUID]:
     """Mark what is due, as the publisher does."""
     with hot.connect() as connection:
-        epoch = announcements.database_now(connection) - timedelta(days=365)
-        return announcements.mark(connection, since=epoch, limit=100).ids
+        return announcements.mark(connection, after=announcements.START, limit=100).ids
 
 
 def make_due(rows: Rows, delivery: UUID) -> None:
