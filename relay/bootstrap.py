@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds of the lease kept back for recording: a request starts only with its time-out and this left.
 LEASE_MARGIN_SECS = 5.0
+#: Seconds of the shutdown's grace, at most a quarter of it, kept for recording.
+RECORD_SECS = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +60,30 @@ class Api:
     process_id: UUID = field(default_factory=uuid4)
 
 
+def check_schema(settings: Settings) -> None:
+    """Refuse a schema that this release cannot run on; only say so where the database does not answer.
+
+    Raises SchemaMismatch or ConfigurationError.
+    """
+    engine = make_engine(require(settings.database_url, "DATABASE_URL"), name="start", size=1)
+    try:
+        _check_schema(engine)
+    except (sa.exc.OperationalError, sa.exc.TimeoutError) as error:
+        log.warning("the database does not answer yet", extra={"error": str(error.__cause__ or error).strip()[:200]})
+    finally:
+        engine.dispose()
+
+
 def make_api(settings: Settings) -> Api:
     """Wire the API. Connects to nothing yet: it must start while the database is away, and answer 503."""
     _arm(settings)
     url = require(settings.database_url, "DATABASE_URL")
     return Api(
         settings=settings,
-        engine=make_engine(url, name="api", size=max(2, settings.db_pool // 2)),
-        hot=make_hot_engine(url, name="api ingest", size=settings.db_pool, try_first=True),
+        engine=make_engine(url, name="api", size=max(1, settings.db_pool // 4)),
+        hot=make_hot_engine(
+            url, name="api ingest", size=max(1, settings.db_pool - settings.db_pool // 4), try_first=True
+        ),
         vault=make_vault(settings),
         url_policy=make_url_policy(settings),
         address_policy=make_address_policy(settings),
@@ -126,9 +144,11 @@ class Worker:
         answer.
         """
         if self._drained is None:
+            # Of the grace, so much is kept for recording what the sender gives back at its own end.
+            kept = min(RECORD_SECS, (deadline - time.monotonic()) / 4)
             self.intake.stop_reading()
-            self.intake.join(min(deadline, time.monotonic() + 4.0))
-            not_started = self.sender.stop(deadline)
+            self.intake.join(min(deadline - kept, time.monotonic() + 4.0))
+            not_started = self.sender.stop(deadline - kept)
             self.recorder.release([request.key for request in not_started])
             self._drained = self.recorder.stop(deadline)
             self.heart.stop()
@@ -161,18 +181,23 @@ def make_worker(settings: Settings) -> Worker:
     slots = Slots(settings.max_in_flight)
     recorder = Recorder(hot, room=room, slots=slots, retry_after_max_secs=settings.retry_after_max_secs, worker=name)
     address_policy = make_address_policy(settings)
+    if settings.egress_proxy is not None:
+        # Behind a proxy the addresses are not seen at connect: without a resolver of our own nothing would judge them.
+        raise ConfigurationError(
+            "RELAY_EGRESS_PROXY cannot be used in this release: the address policy would not hold behind it. Unset it"
+        )
     sender = Engine(
         policy=lambda address: refusal(address, address_policy),
         max_response_bytes=settings.max_response_bytes,
         snippet_bytes=settings.snippet_bytes,
         on_done=recorder.on_done,
-        proxy=None if settings.egress_proxy is None else settings.egress_proxy.get_secret_value(),
     )
     reap = Reap(hot=hot)
     dispatcher = Dispatcher(
         hot,
         destinations=Destinations(
             make_vault(settings),
+            url_policy=make_url_policy(settings),
             timeout_ms=settings.total_timeout_ms,
             max_in_flight=settings.max_in_flight_per_endpoint,
         ),

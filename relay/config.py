@@ -245,7 +245,13 @@ class Settings(BaseSettings):
     worker_threads: int = _setting(
         4, "Threads in each worker process; requests under way do not need one each.", ge=1, le=1_000
     )
-    db_pool: int = _setting(16, "Connections to Postgres that one process holds at most.", ge=1, le=1_000)
+    db_pool: int = _setting(
+        16,
+        "Connections to Postgres that one API process holds at most, three quarters of them for ingest. A worker process "
+        "holds RELAY_WORKER_THREADS + 8 at most, a publisher 4.",
+        ge=2,
+        le=1_000,
+    )
     url: HttpUrl | None = _setting(None, "The API that the client and the command line talk to.")
     api_key: SecretStr | None = _setting(None, "The API key that the client and the command line use.")
     run_as: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}$")] | None = _setting(
@@ -316,7 +322,7 @@ def load_settings(
     values = {name: text for name, text in values.items() if text}
 
     settings, wrong = _build(values, faults)
-    if settings is None:
+    if settings is None and wrong:
         # Rules between settings are judged on the sound ones, so that one start names everything.
         settings, _ = _build({name: text for name, text in values.items() if name not in wrong}, faults, ignore=wrong)
     if faults or settings is None:

@@ -12,6 +12,7 @@ from granian import Granian
 from granian.constants import HTTPModes, Interfaces
 from granian.log import LogLevels
 
+from relay import bootstrap
 from relay.core.errors import ConfigurationError
 from relay.web import wsgi
 
@@ -41,6 +42,7 @@ def serve(settings: Settings) -> int:
     chunked bodies and kept-alive connections are the server's. A child that dies is replaced; where children die
     again and again the process exits with status 1. Raises ConfigurationError where RELAY_BIND cannot be used.
     """
+    bootstrap.check_schema(settings)
     with _reserved(settings.bind) as (address, port):
         server = Granian(
             "relay.web.wsgi",

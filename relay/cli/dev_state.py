@@ -18,7 +18,6 @@ class DevState:
 
     def __init__(self, base: Path) -> None:
         self._base = base
-        base.mkdir(parents=True, exist_ok=True)
         self._generated = base / "generated.env"
         self._dev_env = base / "dev.env"
 

@@ -100,6 +100,8 @@ def publisher() -> None:
 @click.option("--name", default=None, help="This worker's name in Flower. Default: host and process id.")
 def worker(name: str | None) -> None:
     """Claim and send deliveries. Run as many as there are cores to spare."""
+    # libcurl reads it when it is loaded, and would write the keys of every TLS session there.
+    os.environ.pop("SSLKEYLOGFILE", None)
     from relay.cli.roles import run_worker
 
     sys.exit(run_worker(read_settings("worker"), name=name))

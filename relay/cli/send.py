@@ -72,7 +72,7 @@ def _line(delivery: dict[str, Any]) -> str:
 
 
 def _target(url: str | None) -> tuple[str, str]:
-    known = _read_env(DEV_ENV) | dict(os.environ)
+    known = _read_env(DEV_ENV) | _read_env(Path(".env")) | dict(os.environ)
     base, key = url or known.get("RELAY_URL"), known.get("RELAY_API_KEY")
     if not base or not key:
         raise ConfigurationError("set RELAY_URL and RELAY_API_KEY, or run `relay up` in this folder first")

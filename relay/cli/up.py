@@ -15,6 +15,7 @@ from relay.cli.dev_state import DevState
 from relay.config import Settings, load_settings
 from relay.config_values import Bind
 from relay.core.model import Scope
+from relay.embedded.home import make_base
 from relay.embedded.lock import FileLock
 from relay.embedded.stack import Servers
 from relay.embedded.supervisor import ProcessSpec, Supervisor
@@ -36,7 +37,7 @@ def run_up(*, workers: int, base: Path) -> int:
     # Until the supervisor heeds signals itself: a stop during start-up must stop the servers, too.
     signal.signal(signal.SIGTERM, _leave)
     click.echo(f"relay | starting; data and keys are in {base}")
-    state = DevState(base)
+    state = DevState(make_base(base))
     given = load_settings(os.environ, dotenv=Path(".env"))
     with FileLock(base / "up.lock", "relay up"):
         servers = Servers(

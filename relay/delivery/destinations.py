@@ -18,6 +18,7 @@ from relay.core.errors import InvalidInput, SealedSecretUnreadable
 from relay.core.headers import curl_header
 from relay.core.model import Signing
 from relay.core.signing import signing_key
+from relay.core.url import UrlPolicy, normalise_url
 from relay.store import destinations as rows
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class Destination:
     retry: RetryPolicy
     #: Why nothing can be sent to it from this process: a secret that does not open.
     fault: str | None = None
+    #: Its URL breaks the rules for URLs as they are now: scheme, port or name.
+    refused: bool = False
 
     def keys(self, now: float) -> list[bytes]:
         """Return the keys that sign at `now` (Unix seconds, the database's clock), newest first."""
@@ -74,9 +77,10 @@ class Destination:
 class Destinations:
     """The endpoints that this process sends to."""
 
-    def __init__(self, vault: Vault, *, timeout_ms: int, max_in_flight: int) -> None:
-        """Take the vault that opens secrets, and the defaults of endpoints that do not say themselves."""
+    def __init__(self, vault: Vault, *, url_policy: UrlPolicy, timeout_ms: int, max_in_flight: int) -> None:
+        """Take the vault that opens secrets, the rules for URLs, and defaults of endpoints that do not say themselves."""
         self._vault = vault
+        self._url_policy = url_policy
         self._timeout_ms = timeout_ms
         self._max_in_flight = max_in_flight
         # By the ids' numbers: a UUID's own hash is Python, and this is asked for every delivery.
@@ -153,4 +157,13 @@ class Destinations:
             max_in_flight=row.max_in_flight or self._max_in_flight,
             retry=retry,
             fault=fault,
+            refused=not self._allows(row),
         )
+
+    def _allows(self, row: DestinationRow) -> bool:
+        """Judge the stored URL once more: the settings may have changed since, and registration was only a courtesy."""
+        try:
+            return normalise_url(row.url, self._url_policy).text == row.url
+        except InvalidInput as error:
+            log.warning("an endpoint's URL is refused", extra={"endpoint_id": str(row.id), "rule": error.code})
+            return False

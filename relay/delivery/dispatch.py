@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from relay import failpoints
 from relay.core.errors import Unavailable
 from relay.core.model import DeadReason, DeferReason, Status
-from relay.core.observation import Observation
+from relay.core.observation import Fault, Observation
 from relay.core.outcome import PAYLOAD_TOO_LARGE, internal_wait_seconds
 from relay.core.signing import signature_headers
 from relay.delivery.engine import Engine, SendRequest
@@ -192,6 +192,8 @@ class Dispatcher:
             return self._unsent(row, token, deferred=DeferReason.HELD, wait=wait)
         if destination.fault is not None:
             return self._internal(row, token)
+        if destination.refused:
+            return Finished(leased=leased, observation=Observation(fault=Fault.REFUSED))
         if len(row.payload) > self._limits.max_payload_bytes:
             return Finished(leased=leased, observation=Observation(), verdict=PAYLOAD_TOO_LARGE)
         limit = destination.max_in_flight
@@ -201,7 +203,7 @@ class Dispatcher:
         return None
 
     def _internal(self, row: Claimed, token: UUID) -> UnsentRow:
-        wait = internal_wait_seconds(row.deferred_count)
+        wait = internal_wait_seconds(row.internal_deferrals)
         return self._unsent(row, token, deferred=DeferReason.INTERNAL, wait=wait)
 
     def _unsent(

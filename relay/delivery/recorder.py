@@ -230,7 +230,7 @@ class Recorder:
             lease_token=leased.token,
             next_status=Status.PENDING,
             reason=None,
-            wait_secs=internal_wait_seconds(leased.row.deferred_count),
+            wait_secs=internal_wait_seconds(leased.row.internal_deferrals),
             deferred_reason=DeferReason.INTERNAL,
             at=leased.row.claimed_at,
             generation=leased.row.generation,

@@ -36,7 +36,8 @@ from sized s join relay.endpoints p on p.id = s.endpoint_id
 where d.id = s.id and (s.running <= %(max_bytes)s or s.place = 1)
 returning
     d.id, d.workspace_id, d.event_id, d.endpoint_id, d.event_type,
-    d.attempt_count, d.budget_from, d.generation, d.deferred_count,
+    d.attempt_count, d.budget_from, d.generation,
+    case when d.deferred_reason = 'internal' then d.deferred_count else 0 end,
     s.content_type, s.payload,
     p.version, p.enabled, p.deleted_at is not null,
     extract(epoch from p.held_until - now())::float8,
@@ -60,7 +61,8 @@ class Claimed(NamedTuple):
     attempt_count: int
     budget_from: int
     generation: int
-    deferred_count: int
+    #: How often in a row it was deferred for a fault of ours.
+    internal_deferrals: int
     content_type: str
     payload: bytes
     endpoint_version: int

@@ -14,7 +14,8 @@ import psycopg
 import sqlalchemy as sa
 
 from relay.config import require
-from relay.store import announcements, heartbeats
+from relay.core.errors import ConfigurationError
+from relay.store import announcements, heartbeats, schema
 from relay.store.engine import make_engine
 
 if TYPE_CHECKING:
@@ -123,8 +124,11 @@ class _Look:
                 if not connection.execute(_TAKES_WRITES).scalar_one():
                     self.fault = "takes no writes: it is a standby, or was made read-only"
                     return
+                schema.check(connection)
                 self.ages = heartbeats.youngest_ages(connection)
                 self.lateness_secs = announcements.lateness_secs(connection)
+        except ConfigurationError as error:
+            self.fault = str(error)
         except (sa.exc.SQLAlchemyError, psycopg.Error) as error:
             cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
             # Its text may name hosts and users; readiness is told to anybody.

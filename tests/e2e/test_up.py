@@ -111,7 +111,7 @@ def test_up_delivers_stops_and_finds_its_data_again(place: Path, ports: dict[str
     wait_until(lambda: requests.request(**read, timeout=10).json()["status"] == "delivered", 30, "it is delivered")
     came = requests.get(f"http://127.0.0.1:{ports['TESTKIT']}/_requests?path=/verify", timeout=5).json()["requests"]
     assert [(one["delivery_id"], one["status"], one["verified"]) for one in came] == [(delivery_id, 200, True)]
-    _flower_shows_tasks(place, ports["FLOWER"])
+    _flower_shows_tasks(place, ports["FLOWER"], post)
 
     family = up.family()
     assert len(family) >= 9
@@ -143,6 +143,7 @@ def test_up_killed_leaves_nothing_running(place: Path, ports: dict[str, int]) ->
 
     again = Up(place, ports)
     again.ready()
+    assert again.curl_lines(), again.text()
     _, post_again, _ = again.curl_lines()
     assert post_again == post
     assert len(requests.request(**post_again, timeout=10).json()["deliveries"]) == 1
@@ -152,8 +153,8 @@ def test_up_killed_leaves_nothing_running(place: Path, ports: dict[str, int]) ->
     assert [one for one in family if one.is_running()] == []
 
 
-def _flower_shows_tasks(place: Path, port: int) -> None:
-    """Flower lists `relay.deliver` to who logs in, and nothing to who does not."""
+def _flower_shows_tasks(place: Path, port: int, post: dict[str, Any]) -> None:
+    """Flower lists `relay.deliver` to who logs in, and nothing to who does not. It sees what happens while it looks."""
     login = re.search(r"^RELAY_FLOWER_AUTH=(.+):(.+)$", (place / ".relay/generated.env").read_text(), re.MULTILINE)
     assert login is not None
     url = f"http://127.0.0.1:{port}/api/tasks?taskname=relay.deliver"
@@ -162,6 +163,7 @@ def _flower_shows_tasks(place: Path, port: int) -> None:
     assert requests.get(url, auth=("relay", "wrong"), timeout=10).status_code == 401
 
     def shown() -> list[Any]:
+        assert requests.request(**post, timeout=10).status_code == 202
         tasks = requests.get(url, auth=(login[1], login[2]), timeout=10).json()
         return [task for task in tasks.values() if task["name"] == "relay.deliver" and task["state"] == "SUCCESS"]
 
