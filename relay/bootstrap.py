@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
+import sqlalchemy as sa
+
 from relay import failpoints, metrics
 from relay.config import LEASE_SLACK_SECS, Settings, require, warnings_of
 from relay.core.address import AddressPolicy, refusal
@@ -37,7 +39,6 @@ from relay.sweeps.stream_upkeep import StreamUpkeep
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import sqlalchemy as sa
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def check_schema(settings: Settings) -> None:
     """
     engine = make_engine(require(settings.database_url, "DATABASE_URL"), name="start", size=1)
     try:
-        _check_schema(engine)
+        _check(engine)
     except (sa.exc.OperationalError, sa.exc.TimeoutError) as error:
         log.warning("the database does not answer yet", extra={"error": str(error.__cause__ or error).strip()[:200]})
     finally:
@@ -104,7 +105,7 @@ def make_publisher(settings: Settings) -> PublisherParts:
     _arm(settings)
     url = require(settings.database_url, "DATABASE_URL")
     engine = make_engine(url, name="publisher", size=2)
-    _check_schema(engine)
+    _check(engine)
     client = connect(require(settings.broker_url, "RELAY_BROKER_URL"))
     stream = Stream(client, prefix=settings.prefix, consumer=_consumer_name())
     return PublisherParts(
@@ -170,8 +171,7 @@ def make_worker(settings: Settings) -> Worker:
     url = require(settings.database_url, "DATABASE_URL")
     broker = require(settings.broker_url, "RELAY_BROKER_URL")
     engine = make_engine(url, name="worker", size=4)
-    _check_schema(engine)
-    _check_lease(engine, settings)
+    _check(engine, lease_of=settings)
     # Claims run in the pool's threads, beside the recorder, the poller and the reaper's stand-in.
     hot = make_hot_engine(url, name="worker", size=settings.worker_threads + 4)
     name = _consumer_name()
@@ -282,14 +282,20 @@ def _arm(settings: Settings) -> None:
         log.warning(warning)
 
 
-def _check_schema(engine: sa.Engine) -> None:
-    with engine.connect() as connection:
-        schema.check(connection)
+def _check(engine: sa.Engine, *, lease_of: Settings | None = None) -> None:
+    """Check the schema, and the lease where one is taken; what is refused leaves no connection open."""
+    try:
+        with engine.connect() as connection:
+            schema.check(connection)
+            if lease_of is not None:
+                _check_lease(connection, lease_of)
+    except BaseException:
+        engine.dispose()
+        raise
 
 
-def _check_lease(engine: sa.Engine, settings: Settings) -> None:
-    with engine.connect() as connection:
-        longest_ms = destination_rows.longest_timeout_ms(connection)
+def _check_lease(connection: sa.Connection, settings: Settings) -> None:
+    longest_ms = destination_rows.longest_timeout_ms(connection)
     if longest_ms > settings.longest_timeout_ms:
         raise ConfigurationError(
             f"RELAY_LEASE_SECS is {settings.lease_secs}, but an endpoint's timeout_ms is {longest_ms}: a lease could run "

@@ -34,7 +34,9 @@ class Rows:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.connection.close()
 
-    def sql(self, statement: LiteralString, parameters: Sequence[object] | Mapping[str, object] = ()) -> list[dict[str, Any]]:
+    def sql(
+        self, statement: LiteralString, parameters: Sequence[object] | Mapping[str, object] = ()
+    ) -> list[dict[str, Any]]:
         """Run a statement; return its rows, none for one that has no result."""
         cursor = self.connection.execute(statement, parameters)
         return cursor.fetchall() if cursor.description else []
@@ -68,10 +70,14 @@ class Rows:
     ) -> UUID:
         """Make an endpoint; `secret` and `headers` are sealed with `vault`. Its rate is far above what tests send."""
         id_ = new_id()
-        sealed = {} if vault is None else {
-            name: base64.b64encode(vault.seal(Secret(value), owner=id_)).decode()
-            for name, value in (headers or {}).items()
-        }
+        sealed = (
+            {}
+            if vault is None
+            else {
+                name: base64.b64encode(vault.seal(Secret(value), owner=id_)).decode()
+                for name, value in (headers or {}).items()
+            }
+        )
         self.sql(
             """
             insert into relay.endpoints (id, workspace_id, url, signing, secret, headers, retry, max_in_flight, timeout_ms,
@@ -156,7 +162,8 @@ class Rows:
     def attempts(self, delivery_id: UUID) -> list[dict[str, Any]]:
         """Return a delivery's log, deferrals included, the oldest first."""
         return self.sql(
-            "select * from relay.delivery_attempts where delivery_id = %s order by at, number nulls first", [delivery_id]
+            "select * from relay.delivery_attempts where delivery_id = %s order by at, number nulls first",
+            [delivery_id],
         )
 
     def statuses(self) -> dict[int, int]:

@@ -301,7 +301,7 @@ class Stack:
     def rows(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
         """Run SQL on a connection of its own; return the rows, if it has any."""
         with psycopg.connect(self.database_url, autocommit=True, connect_timeout=5) as connection:
-            cursor = connection.execute(statement, parameters)  # type: ignore[arg-type]  # constants of the tests
+            cursor = connection.execute(statement, parameters)
             return cursor.fetchall() if cursor.description else []
 
     def end_leases(self, *, older_secs: float = 0.0) -> int:

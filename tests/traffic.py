@@ -56,7 +56,7 @@ class Traffic:
         #: Statuses that were answered.
         self.answers: Counter[int] = Counter()
         #: Posts whose fate the sender does not know, as the connection broke; and those that found nobody to connect to.
-        self.unknown = 0
+        self.unknown: list[str] = []
         self.not_connected = 0
         #: (when, on the monotonic clock; seconds that it took) for each 202.
         self.waits: list[tuple[float, float]] = []
@@ -110,7 +110,11 @@ class Traffic:
         with requests.Session() as session:
             session.headers.update(self._stack.headers | {"Content-Type": "application/json"})
             while not self._stop.wait(self._pause * (0.5 + chance.random())):
-                body = {"type": self._event_type, "number": chance.randrange(10**9), "pad": "x" * chance.randrange(2000)}
+                body = {
+                    "type": self._event_type,
+                    "number": chance.randrange(10**9),
+                    "pad": "x" * chance.randrange(2000),
+                }
                 began = time.monotonic()
                 try:
                     answer = session.post(f"{self._stack.url}/v1/events", json=body, timeout=30)
@@ -119,7 +123,7 @@ class Traffic:
                         if "Failed to establish a new connection" in str(error):
                             self.not_connected += 1
                         else:
-                            self.unknown += 1
+                            self.unknown.append(str(error))
                     continue
                 with self._lock:
                     self.answers[answer.status_code] += 1
@@ -199,7 +203,7 @@ def check(stack: Stack, traffic: Traffic) -> dict[str, Account]:
 
 
 def duplicates(accounts: dict[str, Account]) -> list[Account]:
-    """Deliveries that came more than once although an answer to an earlier request was on record, or none was lost."""
+    """Deliveries that came more than once: where no answer asks for a retry, each needs an attempt that was lost."""
     return [one for one in accounts.values() if one.receipts > 1]
 
 

@@ -199,7 +199,7 @@ class Intake:
         while not self._stop.is_set():
             if not self._may_read() or not self._redis_may_answer():
                 continue
-            reserved = self._room.reserve(self._batch, least=max(1, self._batch // 4), timeout=0.25)
+            reserved = self._room.reserve(self._batch, timeout=0.25)
             if not reserved:
                 continue
             hints: list[Hint] = []

@@ -27,6 +27,7 @@ class Room:
     def __init__(self, size: int) -> None:
         self.size = size
         self._free = size
+        self._wanted = 1
         self._changed = threading.Condition()
 
     @property
@@ -34,20 +35,16 @@ class Room:
         """How much is reserved at this moment."""
         return self.size - self._free
 
-    def reserve(self, want: int, *, least: int, timeout: float, patience: float = 0.01) -> int:
+    def reserve(self, want: int, *, timeout: float, patience: float = 0.05) -> int:
         """Reserve up to `want`; return how much, 0 when none came free within `timeout` seconds.
 
-        Waits up to `patience` seconds more for `least` to come together: small batches cost as much as large ones.
+        Once some is free, waits up to `patience` seconds for all of it: a small batch costs as much as a large one, and
+        what else is in flight keeps the sender busy meanwhile. One thread at a time may wait here.
         """
-        deadline = time.monotonic() + timeout
         with self._changed:
-            while self._free <= 0:
-                if not self._changed.wait(deadline - time.monotonic()) and self._free <= 0:
-                    return 0
-            patient_until = time.monotonic() + patience
-            while self._free < min(want, least):
-                if not self._changed.wait(patient_until - time.monotonic()):
-                    break
+            if self._free < want and not self._wait_for(1, timeout):
+                return 0
+            self._wait_for(want, patience)
             got = min(want, self._free)
             self._free -= got
             return got
@@ -66,7 +63,13 @@ class Room:
         with self._changed:
             self._free += count
             assert self._free <= self.size, "more room came back than was taken"
-            self._changed.notify()
+            if self._free >= self._wanted:
+                self._changed.notify()
+
+    def _wait_for(self, count: int, timeout: float) -> bool:
+        """Wait until `count` is free; return whether it is. Woken for that alone, and not for each send that ends."""
+        self._wanted = count
+        return self._changed.wait_for(lambda: self._free >= count, timeout)
 
 
 class Slots:

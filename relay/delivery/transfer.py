@@ -1,7 +1,8 @@
 """One curl handle's life: its options, its callbacks, and what its end means.
 
-Handles are reused, and nothing of one transfer may reach the next (B-84, B-85). So every transfer
-begins with `reset()` and one function that sets every option there is to set.
+Handles are reused, and nothing of one transfer may reach the next (B-84, B-85). So one function sets every
+option there is to set. What all requests share is set after a `reset()`, and stays while each request sets no more
+than the five options that every request sets anew; one that sets any other takes a `reset()` before and after it.
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ class Transfer:
     #: What a send before this one has taken and put on the wire.
     _elapsed_us: int
     _sent_before: int
+    #: Whether the handle holds options that not every request sets, or none of ours yet.
+    _special: bool
 
     def __init__(self, limits: Limits, policy: Policy) -> None:
         proxy_port = _proxy_port(limits.proxy) if limits.proxy else None
@@ -89,6 +92,7 @@ class Transfer:
         self._limits = limits
         self.reply = Reply(max_body_bytes=limits.max_response_bytes, snippet_bytes=limits.snippet_bytes)
         self._fixed = self._fixed_options()
+        self._special = True
 
     def begin(self, request: SendRequest, now: float) -> None:
         """Make the handle ready to be added. `now` is `time.monotonic()`, as are all times here.
@@ -224,23 +228,32 @@ class Transfer:
         return tuple(options)
 
     def _set_options(self, timeout_ms: int, *, fresh: bool) -> None:
-        """Set every option, after `reset()`, which drops the guard with the rest."""
+        """Set every option, so that none is left of the request before."""
         request = self.request
         joined = "".join(request.headers)
         if "\r" in joined or "\n" in joined or "\0" in joined:
             # libcurl writes them as they are: a second request could be smuggled.
             raise InvalidInput("a header holds a line break or a NUL", code="unbuildable")
-        curl = self.curl
-        setopt = curl.setopt
-        curl.reset()
-        for option, value in self._fixed:
-            setopt(option, value)
+        setopt = self.curl.setopt
+        special = (
+            fresh
+            or request.certificate is not None
+            or request.private_key is not None
+            or request.addresses is not None
+            # Setting an empty list changes nothing: the headers of the request before would stay.
+            or not request.headers
+        )
+        if special or self._special:
+            # It drops the guard with the rest.
+            self.curl.reset()
+            for option, value in self._fixed:
+                setopt(option, value)
+        self._special = special
         # To libcurl 0 means for ever.
         setopt(pycurl.TIMEOUT_MS, max(1, timeout_ms))
         setopt(pycurl.CONNECTTIMEOUT_MS, max(1, min(request.connect_timeout_ms, timeout_ms)))
         try:
             setopt(pycurl.URL, request.url)
-            # An empty list would change nothing; after reset() there is nothing to change.
             setopt(pycurl.HTTPHEADER, request.headers)
         except ValueError as error:  # UnicodeEncodeError is one
             raise InvalidInput("the URL or a header cannot be encoded", code="unbuildable") from error

@@ -8,9 +8,8 @@ and the stream is as long as the backlog.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 import redis
@@ -53,8 +52,7 @@ return removed
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
+class Hint(NamedTuple):
     """A stream entry and the delivery that it names."""
 
     entry: bytes
@@ -79,6 +77,9 @@ class Stream:
     """The one stream of an installation, seen by one process (as consumer `consumer`)."""
 
     def __init__(self, client: redis.Redis, *, prefix: str, consumer: str) -> None:
+        # As they come: the client's own shaping of each entry costs more than all else here.
+        for command in ("XREADGROUP", "XAUTOCLAIM"):
+            client.set_response_callback(command, _as_it_comes)
         self._redis: Any = client
         self.key = f"{prefix}:hints"
         self._consumer = consumer
@@ -165,13 +166,13 @@ class Stream:
             return []
         return self._hints(answer[0][1]) if answer else []
 
-    def _hints(self, entries: Sequence[tuple[bytes, dict[bytes, bytes] | None]]) -> list[Hint]:
+    def _hints(self, entries: Sequence[tuple[bytes, Sequence[bytes] | None]]) -> list[Hint]:
+        """Read entries as Redis writes them: an id, and a flat list of field and value (none: deleted meanwhile)."""
         hints: list[Hint] = []
         strange: list[bytes] = []
         for entry, fields in entries:
-            value = (fields or {}).get(_FIELD, b"")
-            if len(value) == 16:
-                hints.append(Hint(entry, UUID(bytes=value)))
+            if fields and len(fields) == 2 and fields[0] == _FIELD and len(fields[1]) == 16:
+                hints.append(Hint(entry, UUID(bytes=fields[1])))
             else:
                 strange.append(entry)
         if strange:
@@ -186,3 +187,7 @@ class Stream:
             raise error
         log.warning("the stream's consumer group was gone: it is made again", extra={"stream": self.key})
         self.ensure_group()
+
+
+def _as_it_comes(answer: Any, **_options: object) -> Any:
+    return answer

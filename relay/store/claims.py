@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from psycopg import sql
 
+from relay.store import arrays
 from relay.store.engine import run
 
 if TYPE_CHECKING:
@@ -87,7 +88,9 @@ def claim(
     Payloads come to `max_bytes` in all, but for a first one that is larger. Each claim counts an attempt.
     """
     cursor = run(
-        connection, _CLAIM, {"ids": list(ids), "token": token, "lease": float(lease_secs), "max_bytes": max_bytes}
+        connection,
+        _CLAIM,
+        {"ids": arrays.uuids(ids), "token": token, "lease": float(lease_secs), "max_bytes": max_bytes},
     )
     return [Claimed._make(row) for row in cursor.fetchall()]
 
@@ -97,4 +100,4 @@ def still_due(connection: sa.Connection, ids: Sequence[UUID]) -> list[UUID]:
 
     Reads without locks, so it does not wait for whoever holds them.
     """
-    return [row[0] for row in run(connection, _STILL_DUE, {"ids": list(ids)}).fetchall()]
+    return [row[0] for row in run(connection, _STILL_DUE, {"ids": arrays.uuids(ids)}).fetchall()]

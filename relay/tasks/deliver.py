@@ -20,6 +20,8 @@ def register(app: Celery, take: Callable[[str], Batch]) -> None:
     @app.task(
         name=NAME,
         bind=True,
+        # It belongs to this app and its worker: Celery would register it with every app made later, too.
+        shared=False,
         max_retries=0,
         # Settled by the stream step once the leases are committed, and not when the claim failed.
         acks_late=True,

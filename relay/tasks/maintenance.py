@@ -26,13 +26,13 @@ def register(app: Celery, worker: Callable[[], Worker]) -> None:
     for sweep in SWEEPS:
         _register_sweep(app, worker, sweep)
 
-    @app.task(name="relay.heartbeat", max_retries=0)
+    @app.task(name="relay.heartbeat", max_retries=0, shared=False)
     def heartbeat() -> None:
         with worker().engine.begin() as connection:
             heartbeats.beat(connection, BEAT_PROCESS, {})
 
 
 def _register_sweep(app: Celery, worker: Callable[[], Worker], sweep: str) -> None:
-    @app.task(name=task_name(sweep), max_retries=0)
+    @app.task(name=task_name(sweep), max_retries=0, shared=False)
     def run() -> None:
         worker().run_sweep(sweep)

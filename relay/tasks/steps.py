@@ -141,8 +141,8 @@ class Runtime:
         os._exit(0 if self._clean else 1)
 
     def _message(self, task_id: str, batch: Batch) -> tuple[Message, str]:
-        ids = [str(id_) for id_ in batch.ids]
-        args_repr = f"([{', '.join(ids[:3])}{', …' if len(ids) > 3 else ''}],)  # {len(ids)}"
+        ids = [id_.hex for id_ in batch.ids]
+        args_repr = f"([{', '.join(map(str, batch.ids[:3]))}{', …' if len(ids) > 3 else ''}],)  # {len(ids)}"
         task = self._app.amqp.as_task_v2(
             task_id, deliver.NAME, args=(ids,), kwargs={}, argsrepr=args_repr, kwargsrepr="{}"
         )

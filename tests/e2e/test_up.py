@@ -50,7 +50,8 @@ class Up:
         _started.append(self.process)
 
     def ready(self) -> None:
-        """Wait until /readyz says 200."""
+        """Wait until it has said what to do next, and /readyz says 200."""
+        wait_until(lambda: self.curl_lines() or self.process.poll() is not None, START_SECS, "it greets")
         wait_until(lambda: self._status("/readyz") == 200 or self.process.poll() is not None, START_SECS, "all is up")
         assert self.process.poll() is None, self.text()[-3000:]
 
@@ -143,7 +144,6 @@ def test_up_killed_leaves_nothing_running(place: Path, ports: dict[str, int]) ->
 
     again = Up(place, ports)
     again.ready()
-    assert again.curl_lines(), again.text()
     _, post_again, _ = again.curl_lines()
     assert post_again == post
     assert len(requests.request(**post_again, timeout=10).json()["deliveries"]) == 1

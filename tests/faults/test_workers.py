@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
 import time
 from uuid import UUID
 
+import psutil
 import requests
 
 from relay.core.model import Status
@@ -70,6 +72,26 @@ def test_worker_paused_beyond_its_lease_overwrites_nothing(database: str, broker
         assert [one.receipts for one in check(stack, traffic).values()] == [2]
         at_rest(stack)
         still_works(stack, traffic)
+
+
+def test_worker_paused_before_its_sends_does_not_begin_them_late(database: str, broker: str) -> None:
+    """SIGSTOP between claim and send until too little of the lease is left: on SIGCONT nothing is sent (B-22)."""
+    with Stack(database_url=database, broker_url=broker) as stack, Traffic(stack, senders=0) as traffic:
+        stack.endpoint("/ok")
+        stack.start("publisher", "beat")
+        zombie = stack.start("worker", RELAY_FAILPOINT="send.before:stop")[0]
+        traffic.ingest(5)
+        wait_until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED, 20, "it stands still")
+        stopped = time.monotonic()
+        stack.start("worker")
+        # A lease of 15 s, less 5 s for recording and the 4 s that a request may take.
+        wait_until(lambda: time.monotonic() > stopped + 6.5, 10, "it is too late to begin")
+        stack.end_leases()
+        settle(stack)
+        zombie.signal(signal.SIGCONT)
+        wait_until(lambda: zombie.metrics()["relay_results_waiting"] == 0, 20, "it gives up what it held")
+        at_rest(stack)
+        assert {(one.attempts, one.lost, one.receipts) for one in check(stack, traffic).values()} == {(2, 1, 1)}
 
 
 def test_worker_killed_at_each_instant(database: str, broker: str) -> None:
@@ -193,7 +215,7 @@ def test_two_beats_and_restarts_under_a_live_queue_send_nothing_twice(database: 
             traffic.wait_accepted(100)
             starts = wait_starts(stack, 3)
         # Half an interval apart at least, however many beats tick.
-        assert all(later - earlier >= 2.4 for earlier, later in zip(starts, starts[1:], strict=False)), starts
+        assert all(later - earlier >= 2.4 for earlier, later in itertools.pairwise(starts)), starts
         settle(stack)
         assert {(one.attempts, one.receipts) for one in check(stack, traffic).values()} == {(1, 1)}
         at_rest(stack)

@@ -65,10 +65,10 @@ def make_settings(database: str, broker: str) -> Callable[..., Settings]:
     return make
 
 
-def at_rest(worker: Worker) -> None:
+def at_rest(worker: Worker, *, patience: float = 3.0) -> None:
     """Wait until nothing of `worker` is under way; fail unless every slot and all room came back by then (B-71)."""
     wait_until(lambda: worker.sender.in_flight == 0 and worker.recorder.waiting == 0)
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + patience
     # A reader that waits for hints holds room for them until its read returns.
     while (worker.slots.in_use(), worker.room.taken) != (0, 0) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import tempfile
@@ -16,14 +17,16 @@ import psycopg
 import pytest
 import redis
 
-from relay import bootstrap
+from relay import bootstrap, failpoints
 from relay.core import signing
+from relay.core.errors import ConfigurationError, InvalidInput
 from relay.core.model import AttemptClass, Signing, Status
 from relay.core.secret import Secret
 from relay.delivery import permits
 from relay.delivery.intake import Rhythm
 from relay.embedded.home import discard
 from relay.embedded.postgres import PostgresServer
+from relay.metrics import REGISTRY
 from relay.outbox.stream import GROUP, Stream, connect
 from relay.store.migrate import upgrade
 from relay.testkit.receiver import Receiver
@@ -108,14 +111,21 @@ def test_a_delivery_arrives_as_it_was_ingested(
         now=int(time.time()),
     )
     (attempt,) = rows.attempts(delivery)
-    assert (attempt["number"], attempt["class"], attempt["status"], attempt["sends"]) == (1, AttemptClass.SUCCESS, 200, 1)
+    assert (attempt["number"], attempt["class"], attempt["status"], attempt["sends"]) == (
+        1,
+        AttemptClass.SUCCESS,
+        200,
+        1,
+    )
     assert (attempt["snippet"], attempt["remote_address"], attempt["code"]) == ("ok\n", "127.0.0.1", None)
     assert attempt["total_us"] > 0
     assert "content-length: 3" in attempt["reply_headers"]
 
 
 @pytest.mark.usefixtures("publisher")
-def test_a_failing_receiver_gets_exactly_its_attempts(start_worker: StartWorker, rows: Rows, receiver: Receiver) -> None:
+def test_a_failing_receiver_gets_exactly_its_attempts(
+    start_worker: StartWorker, rows: Rows, receiver: Receiver
+) -> None:
     """Three attempts in the policy: three requests, three numbered lines, then dead with the evidence (C-1)."""
     start_worker()
     delivery = rows.delivery(rows.endpoint(f"{receiver.url}/always500", retry=QUICK))
@@ -127,14 +137,16 @@ def test_a_failing_receiver_gets_exactly_its_attempts(start_worker: StartWorker,
     requests = receiver.requests()
     assert [request.header("Relay-Attempt") for request in requests] == [None] * 3
     assert [line["number"] for line in rows.attempts(delivery)] == [1, 2, 3]
-    gaps = [after.monotonic - before.monotonic for before, after in zip(requests, requests[1:], strict=False)]
+    gaps = [after.monotonic - before.monotonic for before, after in itertools.pairwise(requests)]
     assert gaps[0] >= 0.02
     assert gaps[1] >= 0.04
     assert receiver.count() == 3
 
 
 @pytest.mark.usefixtures("publisher")
-def test_a_retry_goes_on_until_it_succeeds(start_worker: StartWorker, rows: Rows, receiver: Receiver, vault: Vault) -> None:
+def test_a_retry_goes_on_until_it_succeeds(
+    start_worker: StartWorker, rows: Rows, receiver: Receiver, vault: Vault
+) -> None:
     """A receiver that recovers gets the same delivery id again, with the next number."""
     start_worker()
     receiver.set_up(up=False)
@@ -179,7 +191,9 @@ def test_retry_after_holds_the_endpoint(start_worker: StartWorker, rows: Rows, r
 
 
 @pytest.mark.usefixtures("publisher")
-def test_gone_disables_the_endpoint_and_pauses_the_rest(start_worker: StartWorker, rows: Rows, receiver: Receiver) -> None:
+def test_gone_disables_the_endpoint_and_pauses_the_rest(
+    start_worker: StartWorker, rows: Rows, receiver: Receiver
+) -> None:
     """410 ends its delivery as `gone`, disables and audits the endpoint, and its other deliveries wait without a due time."""
     start_worker()
     endpoint = rows.endpoint(f"{receiver.url}/status?code=410")
@@ -275,7 +289,7 @@ def test_a_secret_that_does_not_open_waits_unspent(
     assert [(line["code"], line["number"]) for line in rows.attempts(delivery)] == [("internal", None)]
     finished(rows, neighbour, Status.DELIVERED)
     assert receiver.count() == 1
-    worker.intake.stop_reading()
+    worker.intake.join(time.monotonic() + 5)
 
     start_worker(RELAY_MASTER_KEYS=other_keys)
     rows.sql("update relay.deliveries set due_at = now() where id = %s", [delivery])
@@ -285,7 +299,12 @@ def test_a_secret_that_does_not_open_waits_unspent(
 @pytest.mark.usefixtures("publisher")
 @pytest.mark.parametrize(
     "fault",
-    ["retry = '{\"strategy\": \"nonsense\"}'", "signing = 'nonsense'", "headers = '{\"X-A\": \"not base64!\"}'", "secret = null"],
+    [
+        'retry = \'{"strategy": "nonsense"}\'',
+        "signing = 'nonsense'",
+        'headers = \'{"X-A": "not base64!"}\'',
+        "secret = null",
+    ],
 )
 def test_an_endpoint_that_cannot_be_read_costs_its_neighbours_nothing(
     start_worker: StartWorker, rows: Rows, receiver: Receiver, vault: Vault, fault: str
@@ -306,6 +325,27 @@ def test_an_endpoint_that_cannot_be_read_costs_its_neighbours_nothing(
 
 
 @pytest.mark.usefixtures("publisher")
+def test_a_request_that_cannot_be_built_costs_its_neighbours_nothing(
+    start_worker: StartWorker, rows: Rows, receiver: Receiver, broker: str
+) -> None:
+    """A bug that one delivery runs into defers that one, unspent and ever longer, and the rest of its batch goes out (C-51)."""
+    endpoint = rows.endpoint(f"{receiver.url}/ok")
+    poison = rows.delivery(endpoint, event_type="poison")
+    neighbours = rows.deliveries(endpoint, 5)
+    start_worker(RELAY_FAILPOINT="send.build.poison:raise")
+    try:
+        for neighbour in neighbours:
+            assert finished(rows, neighbour, Status.DELIVERED)["attempt_count"] == 1
+        row = deferred(rows, poison, "internal")
+    finally:
+        failpoints.arm({})
+    assert (row["status"], row["attempt_count"]) == (Status.PENDING, 0)
+    assert row["due_in"] > 3
+    assert receiver.count() == 5
+    wait_until(lambda: _unsettled(broker) == 0)
+
+
+@pytest.mark.usefixtures("publisher")
 def test_a_deleted_endpoints_deliveries_are_dead(start_worker: StartWorker, rows: Rows, receiver: Receiver) -> None:
     """Deliveries of an endpoint that was deleted end without a request, and say why (B-121)."""
     start_worker()
@@ -318,7 +358,9 @@ def test_a_deleted_endpoints_deliveries_are_dead(start_worker: StartWorker, rows
 
 
 @pytest.mark.usefixtures("publisher")
-def test_an_endpoints_own_headers_go_out(start_worker: StartWorker, rows: Rows, receiver: Receiver, vault: Vault) -> None:
+def test_an_endpoints_own_headers_go_out(
+    start_worker: StartWorker, rows: Rows, receiver: Receiver, vault: Vault
+) -> None:
     """Custom headers arrive as they were given, and win over the event's Content-Type and our User-Agent, once each."""
     start_worker()
     own = {"X-Token": "a b", "X-Empty": "", "content-TYPE": "text/own", "User-Agent": "theirs"}
@@ -387,7 +429,7 @@ def _verifies(request: Received, secret: str) -> bool:
             body=request.body,
             now=int(time.time()),
         )
-    except signing.InvalidInput:
+    except InvalidInput:
         return False
     return True
 
@@ -396,7 +438,9 @@ def _verifies(request: Received, secret: str) -> bool:
 
 
 @pytest.mark.usefixtures("publisher")
-def test_an_endpoint_gets_no_more_at_once_than_its_cap(start_worker: StartWorker, rows: Rows, receiver: Receiver) -> None:
+def test_an_endpoint_gets_no_more_at_once_than_its_cap(
+    start_worker: StartWorker, rows: Rows, receiver: Receiver
+) -> None:
     """Never more than max_in_flight requests at the receiver; the rest is deferred, unspent, and arrives (B-70)."""
     start_worker()
     endpoint = rows.endpoint(f"{receiver.url}/slow?ms=100", max_in_flight=3)
@@ -431,7 +475,9 @@ def test_a_full_endpoint_holds_up_no_other(start_worker: StartWorker, rows: Rows
 
 
 @pytest.mark.usefixtures("publisher")
-def test_a_process_sends_no_more_at_once_than_its_cap(start_worker: StartWorker, rows: Rows, receiver: Receiver) -> None:
+def test_a_process_sends_no_more_at_once_than_its_cap(
+    start_worker: StartWorker, rows: Rows, receiver: Receiver
+) -> None:
     """RELAY_MAX_IN_FLIGHT bounds a process's sends, without a deferral: what there is no room for stays unread."""
     start_worker(RELAY_MAX_IN_FLIGHT="4")
     for _ in range(4):
@@ -443,7 +489,9 @@ def test_a_process_sends_no_more_at_once_than_its_cap(start_worker: StartWorker,
 
 
 @pytest.mark.usefixtures("publisher")
-def test_no_workspace_takes_more_than_half_of_a_process(start_worker: StartWorker, rows: Rows, receiver: Receiver) -> None:
+def test_no_workspace_takes_more_than_half_of_a_process(
+    start_worker: StartWorker, rows: Rows, receiver: Receiver
+) -> None:
     """Where there are several workspaces, one with many slow deliveries leaves half of the room to the others."""
     other = rows.workspace()
     worker = start_worker(RELAY_MAX_IN_FLIGHT="8")
@@ -493,20 +541,22 @@ def test_a_leaked_slot_is_caught(start_worker: StartWorker) -> None:
     worker = start_worker()
     endpoint, workspace = uuid4(), uuid4()
     worker.slots.try_take(endpoint, workspace, limit=1)
-    worker.intake.stop_reading()
+    worker.intake.join(time.monotonic() + 5)
     with pytest.raises(AssertionError, match="did not come back"):
-        at_rest(worker)
+        at_rest(worker, patience=0.1)
     worker.slots.give_back(endpoint, workspace)
 
     assert worker.room.try_reserve(1) == 1
     with pytest.raises(AssertionError, match="did not come back"):
-        at_rest(worker)
+        at_rest(worker, patience=0.1)
     worker.room.release(1)
     at_rest(worker)
 
 
 @pytest.mark.usefixtures("publisher")
-def test_every_end_of_a_send_gives_slot_and_room_back(start_worker: StartWorker, rows: Rows, receiver: Receiver) -> None:
+def test_every_end_of_a_send_gives_slot_and_room_back(
+    start_worker: StartWorker, rows: Rows, receiver: Receiver
+) -> None:
     """Successes, failures, cut and hanging receivers, refusals of every kind: afterwards the process is at rest (B-71)."""
     worker = start_worker(RELAY_TOTAL_TIMEOUT_MS="400", RELAY_MAX_IN_FLIGHT="16", RELAY_DENIED_CIDRS="127.0.0.2/32")
     once = {"strategy": "fixed", "base_ms": 1, "max_attempts": 1}
@@ -536,7 +586,7 @@ def hints(broker: str) -> Iterator[Stream]:
 
 def _unsettled(broker: str) -> int:
     with redis.Redis.from_url(broker) as client:
-        count: int = client.xlen("t:hints")  # type: ignore[assignment]  # the library's types say Awaitable
+        count: int = client.xlen("t:hints")
         return count
 
 
@@ -566,7 +616,7 @@ def test_a_row_that_was_locked_goes_out_when_it_is_free(
         hints.announce([delivery])
         # The first hint was settled, and others followed it.
         with redis.Redis.from_url(broker) as client:
-            wait_until(lambda: client.xinfo_stream("t:hints")["entries-added"] >= 4)  # type: ignore[index]  # as above
+            wait_until(lambda: client.xinfo_stream("t:hints")["entries-added"] >= 4)
         assert receiver.count() == 0
     unlocked = time.monotonic()
     receiver.wait_for(1, 5)
@@ -586,7 +636,7 @@ def test_a_locked_row_is_hinted_at_a_bounded_rate(
         hints.announce([delivery] * 50)
 
         def added() -> int:
-            count: int = client.xinfo_stream("t:hints")["entries-added"]  # type: ignore[index]  # as above
+            count: int = client.xinfo_stream("t:hints")["entries-added"]
             return count
 
         wait_until(lambda: added() >= 52)
@@ -629,13 +679,38 @@ def test_a_failed_claim_keeps_its_hints(
         assert caplog.text.count("a claim failed") <= 6
         assert _unsettled(broker) == 5
         with redis.Redis.from_url(broker) as client:
-            assert client.xpending("t:hints", GROUP)["pending"] == 5  # type: ignore[index]  # as above
+            assert client.xpending("t:hints", GROUP)["pending"] == 5
     finally:
         rows.connection.execute("alter table relay.elsewhere rename to deliveries")
     all_delivered(rows, 5, patience=5.0)
     wait_until(lambda: _unsettled(broker) == 0)
     assert receiver.count() == 5
     slots_back(worker)
+
+
+def test_what_was_claimed_goes_back_when_the_claim_fails_after_all(
+    start_worker: StartWorker, rows: Rows, receiver: Receiver, hints: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the database is lost between the claim and the send, the leases are given back, not left to run out."""
+    worker = start_worker()
+    destinations = worker.intake._dispatcher._destinations
+    find = destinations.find
+    failures: list[str] = []
+
+    def fail_once(*args: Any) -> Any:
+        if not failures:
+            failures.append("lost")
+            raise psycopg.OperationalError("the connection is lost")
+        return find(*args)
+
+    monkeypatch.setattr(destinations, "find", fail_once)
+    deliveries = rows.deliveries(rows.endpoint(f"{receiver.url}/ok"), 5, announced_ago=0.0)
+    hints.announce(deliveries)
+    # The lease would run for 20 s.
+    all_delivered(rows, 5, patience=8.0)
+    assert failures == ["lost"]
+    assert rows.value("select max(attempt_count) from relay.deliveries") == 1
+    assert rows.value("select count(*) from relay.delivery_attempts") == 5
 
 
 def test_a_read_only_database_is_not_stormed(
@@ -849,7 +924,7 @@ def test_a_lease_shorter_than_an_endpoints_timeout_is_refused(
 ) -> None:
     """A worker does not start where a lease could run out during some endpoint's request (B-23, C-45)."""
     rows.endpoint(timeout_ms=15_000)
-    with pytest.raises(bootstrap.ConfigurationError, match="RELAY_LEASE_SECS"):
+    with pytest.raises(ConfigurationError, match="RELAY_LEASE_SECS"):
         bootstrap.make_worker(make_settings())
 
 
@@ -874,25 +949,29 @@ def test_a_stop_finishes_what_is_in_flight_and_leaves_the_rest(
 @pytest.mark.usefixtures("publisher")
 def test_the_metrics_agree_with_the_log(start_worker: StartWorker, rows: Rows, receiver: Receiver) -> None:
     """Attempts by class are as many as the log's lines; deferrals by reason count every single one (B-151)."""
-    from relay.metrics import REGISTRY
 
     def totals() -> dict[str, float]:
         names = ("success", "retryable_failure", "permanent_failure", "deferred")
-        found = {name: REGISTRY.get_sample_value("relay_delivery_attempts_total", {"outcome": name}) or 0 for name in names}
+        found = {
+            name: REGISTRY.get_sample_value("relay_delivery_attempts_total", {"outcome": name}) or 0 for name in names
+        }
         return found | {
             "slot": REGISTRY.get_sample_value("relay_deliveries_deferred_total", {"reason": "slot"}) or 0,
         }
 
     before = totals()
     worker = start_worker()
-    rows.deliveries(rows.endpoint(f"{receiver.url}/slow?ms=150", max_in_flight=1), 4)
+    rows.deliveries(rows.endpoint(f"{receiver.url}/slow?ms=150", max_in_flight=1), 3)
     rows.deliveries(rows.endpoint(f"{receiver.url}/always500", retry=QUICK), 2)
     rows.deliveries(rows.endpoint(f"{receiver.url}/status?code=404"), 3)
     wait_until(lambda: not {Status.PENDING, Status.IN_FLIGHT} & rows.statuses().keys(), patience=30)
     slots_back(worker)
 
     counted = {name: value - before[name] for name, value in totals().items()}
-    lines = {row["class"]: row["n"] for row in rows.sql("select class, count(*) as n from relay.delivery_attempts group by 1")}
+    lines = {
+        row["class"]: row["n"]
+        for row in rows.sql("select class, count(*) as n from relay.delivery_attempts group by 1")
+    }
     assert [counted[AttemptClass(cls).label] for cls in sorted(lines)] == [lines[cls] for cls in sorted(lines)]
     assert counted["slot"] >= lines[AttemptClass.DEFERRED]
 
@@ -939,11 +1018,13 @@ def test_secrets_are_seen_by_the_receiver_alone(
         assert secret not in seen
 
 
-def test_two_workers_share_a_backlog(start_worker: StartWorker, rows: Rows, receiver: Receiver, publisher: Publisher) -> None:
+def test_two_workers_share_a_backlog(
+    start_worker: StartWorker, rows: Rows, receiver: Receiver, publisher: Publisher
+) -> None:
     """Two workers and a publisher: everything arrives once, in whatever order."""
     for _ in range(2):
         start_worker()
-    endpoints = [rows.endpoint(f"{receiver.url}/ok", max_in_flight=50) for _ in range(4)]
+    endpoints = [rows.endpoint(f"{receiver.url}/ok", max_in_flight=500) for _ in range(4)]
     threads = [threading.Thread(target=rows_in, args=(rows, endpoint)) for endpoint in endpoints]
     for thread in threads:
         thread.start()

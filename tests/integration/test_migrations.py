@@ -77,7 +77,9 @@ def test_two_runs_at_once_both_succeed(empty: str) -> None:
     """Two processes that migrate one empty database at the same moment both end well (C-54's kind)."""
     program = "import sys; from relay.store.migrate import upgrade; sys.stdin.readline(); upgrade(sys.argv[1])"
     runs = [
-        subprocess.Popen([sys.executable, "-c", program, empty], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", program, empty], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         for _ in range(2)
     ]
     for run in runs:

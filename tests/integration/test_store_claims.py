@@ -46,7 +46,12 @@ def test_claim_leases_counts_and_returns_what_a_send_needs(hot: sa.Engine, rows:
 
     assert (claimed.id, claimed.endpoint_id, claimed.workspace_id) == (delivery, endpoint, rows.workspace_id)
     assert (claimed.payload, claimed.content_type, claimed.event_type) == (payload, "x/y", "order.paid")
-    assert (claimed.attempt_count, claimed.spent, claimed.endpoint_enabled, claimed.endpoint_deleted) == (1, 1, True, False)
+    assert (claimed.attempt_count, claimed.spent, claimed.endpoint_enabled, claimed.endpoint_deleted) == (
+        1,
+        1,
+        True,
+        False,
+    )
     assert (row["status"], row["lease_token"], row["attempt_count"]) == (Status.IN_FLIGHT, token, 1)
     assert row["announced_at"] is None
     assert 55 < row["leased_for"] <= 60
@@ -138,9 +143,7 @@ def test_an_ingest_that_holds_the_endpoint_holds_up_no_claim(hot: sa.Engine, row
 def test_spent_counts_this_generation_alone(hot: sa.Engine, rows: Rows) -> None:
     """After a replay the attempt number climbs on while the budget starts anew (C-4)."""
     delivery = rows.delivery(rows.endpoint())
-    rows.sql(
-        "update relay.deliveries set attempt_count = 7, budget_from = 7, generation = 2 where id = %s", [delivery]
-    )
+    rows.sql("update relay.deliveries set attempt_count = 7, budget_from = 7, generation = 2 where id = %s", [delivery])
 
     (claimed,) = claim(hot, [delivery])
 

@@ -81,7 +81,12 @@ def _faults(name: str, plan: dict[str, Any]) -> list[str]:
             inner = node["Plans"][1]
             if inner["Node Type"] in {"CTE Scan", "Function Scan", "Materialize"}:
                 found.append(f"a loop over {inner['Node Type']} for every row")
-        if name in BY_ID and relation == "deliveries" and "Index Name" in node and node["Index Name"] != "deliveries_pkey":
+        if (
+            name in BY_ID
+            and relation == "deliveries"
+            and "Index Name" in node
+            and node["Index Name"] != "deliveries_pkey"
+        ):
             found.append(f"deliveries found by {node['Index Name']}")
     return found
 

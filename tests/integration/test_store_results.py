@@ -153,7 +153,9 @@ def test_nullable_columns_may_be_null(hot: sa.Engine, rows: Rows) -> None:
     assert record(hot, attempt(claimed, token, **nothing)) == 1
 
     (logged,) = rows.attempts(delivery)
-    assert [logged[name] for name in ("code", "error", "status", "remote_address", "reply_headers", "snippet")] == [None] * 6
+    assert [logged[name] for name in ("code", "error", "status", "remote_address", "reply_headers", "snippet")] == [
+        None
+    ] * 6
 
 
 def test_delivered_rows_keep_no_evidence(hot: sa.Engine, rows: Rows) -> None:
@@ -341,7 +343,16 @@ def test_a_dead_row_that_was_not_sent_says_why(hot: sa.Engine, rows: Rows) -> No
     with hot.connect() as connection:
         results.record_unsent(
             connection,
-            [unsent(claimed, token, next_status=Status.DEAD, reason="endpoint_deleted", wait_secs=None, deferred_reason=None)],
+            [
+                unsent(
+                    claimed,
+                    token,
+                    next_status=Status.DEAD,
+                    reason="endpoint_deleted",
+                    wait_secs=None,
+                    deferred_reason=None,
+                )
+            ],
         )
 
     row = rows.get(delivery)
@@ -360,7 +371,12 @@ def test_whatever_makes_a_row_wait_leaves_it_unannounced(hot: sa.Engine, rows: R
     elif way == "retry":
         record(hot, attempt(*claim_one(hot, delivery), wait_secs=0.0))
     else:
-        defer(hot, delivery, {"deferral": "slot", "pause": "paused", "release": None}[way], None if way == "pause" else 0.0)
+        defer(
+            hot,
+            delivery,
+            {"deferral": "slot", "pause": "paused", "release": None}[way],
+            None if way == "pause" else 0.0,
+        )
 
     row = rows.get(delivery)
     assert (row["status"], row["announced_at"], row["lease_token"]) == (Status.PENDING, None, None)
@@ -394,9 +410,7 @@ def forgets_to_clear(statement: str) -> bool:
     wakes = re.search(r"\bdue_at\s*=", assigned) or re.search(r"\bstatus\s*=\s*(?:0\b|r\.|%|:)", assigned)
     if not wakes:
         return False
-    return not (
-        re.search(r"\bannounced_at\s*=\s*null", assigned) and re.search(r"\blease_token\s*=\s*null", assigned)
-    )
+    return not (re.search(r"\bannounced_at\s*=\s*null", assigned) and re.search(r"\blease_token\s*=\s*null", assigned))
 
 
 def test_every_statement_that_makes_rows_wait_clears_mark_and_token() -> None:

@@ -95,7 +95,9 @@ def test_nothing_of_a_vault_can_be_printed(caplog: pytest.LogCaptureFixture) -> 
     with pytest.raises(SealedSecretUnreadable) as caught:
         vault.open(sealed, owner=uuid4())
     with caplog.at_level(logging.DEBUG):
-        logging.getLogger("test").error("%s %r %s", vault, vault.open(sealed, owner=owner), caught.value, exc_info=caught.value)
+        logging.getLogger("test").error(
+            "%s %r %s", vault, vault.open(sealed, owner=owner), caught.value, exc_info=caught.value
+        )
 
     said = f"{vault!r} {vault} {caught.value!r} {caplog.text}"
     assert MARKER not in said
