@@ -32,7 +32,8 @@ MASTER_KEYS = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
 def servers() -> Iterator[Servers]:
     """Postgres and Redis of this pytest process, made of nothing and thrown away."""
     base = Path(tempfile.mkdtemp(prefix="relay-tests-"))
-    with Servers(base, discard=True, say=lambda _line: None) as started:
+    # What is in the kernel outlives a killed server: only a power cut would need more, and syncing takes most of the time.
+    with Servers(base, discard=True, say=lambda _line: None, postgres_settings={"fsync": "off"}) as started:
         yield started
 
 

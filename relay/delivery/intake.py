@@ -216,8 +216,9 @@ class Intake:
             if hints:
                 self._pass_on(Batch(self, hints))
             elif kept:
-                self._next_look = time.monotonic() + self._rhythm.look_secs
-                self._look(kept, late_secs=self._rhythm.look_late_secs)
+                # Where hints do not come (publisher dead, Redis full) there is more: look again at once.
+                if not self._look(kept, late_secs=self._rhythm.look_late_secs):
+                    self._next_look = time.monotonic() + self._rhythm.look_secs
 
     def _next_hints(self, count: int) -> list[Hint]:
         if not self.redis_answers:
@@ -244,8 +245,8 @@ class Intake:
 
     def _may_read(self) -> bool:
         """Hold off while results pile up or claims fail: hints read now would only wait here, leased to nobody."""
-        if self._recorder.waiting > self._room.size:
-            self._stop.wait(0.05)
+        if self._recorder.queued > self._room.size:
+            self._stop.wait(0.005)
             return False
         return not self._claims_fail.is_set() or self._database_answers()
 

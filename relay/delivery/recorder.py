@@ -88,8 +88,13 @@ class Recorder:
 
     @property
     def waiting(self) -> int:
-        """How many results are not written yet."""
-        return len(self._finished) + len(self._unsent) + self._writing + self._unwritten
+        """How many results are not written yet, those under way among them: 0 at rest."""
+        return self.queued + self._writing + self._unwritten
+
+    @property
+    def queued(self) -> int:
+        """How many results wait for their turn to be written: they pile up while the database is away."""
+        return len(self._finished) + len(self._unsent)
 
     def start(self) -> None:
         """Start the thread."""
@@ -278,7 +283,12 @@ class Recorder:
                 metrics.deferred(DeferReason(row.deferred_reason), logged=row.logged)
 
     def _wait_for_database(self, error: Exception) -> None:
-        log.warning("results wait for the database", extra={"waiting": self.waiting, "error": str(error).strip()[:200]})
+        said = {"waiting": self.waiting, "error": str(error).strip()[:200]}
+        if isinstance(error, psycopg.ProgrammingError):
+            # No outage: a privilege, or a bug. Waiting is right all the same, as only that loses nothing.
+            log.error("results cannot be written; they are kept and tried again", extra=said)
+        else:
+            log.warning("results wait for the database", extra=said)
         time.sleep(RETRY_SECS * (0.5 + random.random()))
         if self._stop_at is not None and time.monotonic() > self._stop_at:
             raise _OutOfTimeError
@@ -390,7 +400,12 @@ def _log_attempts(
     stale: set[tuple[UUID, UUID]],
     persist_us: int,
 ) -> None:
+    if not stale and not attempts_log.isEnabledFor(logging.WARNING):
+        return
+    successes = attempts_log.isEnabledFor(logging.INFO)
     for row, (one, verdict) in zip(rows, done, strict=True):
+        if verdict.cls is AttemptClass.SUCCESS and not successes and not stale:
+            continue
         if stale and (row.delivery_id, row.lease_token) in stale:
             log.warning(
                 "a stale result was dropped: the lease had gone to another",

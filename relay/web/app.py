@@ -11,6 +11,7 @@ from relay.web import deliveries, endpoints, events, health, keys, problems, wor
 from relay.web.auth import Gate
 from relay.web.paging import Cursors
 from relay.web.parts import new_id
+from relay.web.turnstile import Turnstile
 
 if TYPE_CHECKING:
     from relay.web.parts import Api
@@ -27,7 +28,10 @@ def create_app(api: Api) -> Flask:
     app.url_map.merge_slashes = False
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     problems.install(app)
+    turnstile = Turnstile(api.settings.api_threads)
     app.before_request(_begin)
+    app.before_request(turnstile.enter)
+    app.teardown_request(turnstile.leave)
     app.after_request(_finish)
 
     gate = Gate(api)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.rows import Rows
 
 #: Rows of a full table: enough for a sequential scan to look cheap beside a loop with bad estimates.
-FULL = 6_000
+FULL = 4_000
 
 HOT = {
     "mark": announcements._MARK,
@@ -57,7 +57,7 @@ def _plan(connection: sa.Connection, statement: sql.SQL) -> dict[str, Any]:
     raw: Any = connection.connection.driver_connection
     raw.execute(f"prepare looked_at as {text}")
     nulls = ", ".join(["null"] * len(names))
-    (found,) = raw.execute(f"explain (format json) execute looked_at({nulls})").fetchone()
+    (found,) = raw.execute(f"explain (verbose, format json) execute looked_at({nulls})").fetchone()
     raw.execute("deallocate looked_at")
     plan: dict[str, Any] = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
     return plan
@@ -79,7 +79,9 @@ def _faults(name: str, plan: dict[str, Any]) -> list[str]:
             found.append(kind)
         if kind == "Nested Loop":
             inner = node["Plans"][1]
-            if inner["Node Type"] in {"CTE Scan", "Function Scan", "Materialize"}:
+            # A function of the outer row (an array of its own) is no loop over everything; one of a parameter is.
+            whole = inner["Node Type"] == "Function Scan" and "$" in inner["Function Call"]
+            if whole or inner["Node Type"] in {"CTE Scan", "Materialize"}:
                 found.append(f"a loop over {inner['Node Type']} for every row")
         if (
             name in BY_ID
