@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import psycopg
@@ -16,6 +16,9 @@ import sqlalchemy as sa
 
 from relay.embedded.stack import Servers
 from relay.store.migrate import upgrade
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # The machine is shared and small: a slow example is no failure.
 hypothesis.settings.register_profile("relay", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])

@@ -141,7 +141,9 @@ class Dispatcher:
         requests: list[SendRequest] = []
         unsent: list[UnsentRow] = []
         finished: list[Finished] = []
+        # Of the whole batch, so read once: the time for the signatures, and the database's for secrets that end.
         timestamp = int(time.time())
+        database_time = claimed[0].claimed_at.timestamp() if claimed else 0.0
         holding: list[Leased] = []
         try:
             for row in claimed:
@@ -155,7 +157,7 @@ class Dispatcher:
                 else:
                     holding.append(leased)
                     try:
-                        requests.append(self._build(leased, started, timestamp))
+                        requests.append(self._build(leased, started, timestamp, database_time))
                     except Exception:  # one delivery's boundary: what cannot be built must not cost the others theirs
                         log.exception("a request could not be built", extra={"delivery_id": str(row.id)})
                         holding.pop()
@@ -229,16 +231,16 @@ class Dispatcher:
             worker=self._worker,
         )
 
-    def _build(self, leased: Leased, started: float, timestamp: int) -> SendRequest:
+    def _build(self, leased: Leased, started: float, timestamp: int, database_time: float) -> SendRequest:
         row, destination = leased.row, leased.destination
         failpoints.hit("send.build", row.event_type)
         headers = [
             *destination.header_lines,
             *signature_headers(
                 destination.signing,
-                secrets=destination.keys(row.claimed_at.timestamp()),
-                delivery_id=str(row.id),
-                event_id=str(row.event_id),
+                secrets=destination.keys(database_time),
+                delivery_id=row.id_text,
+                event_id=row.event_id_text,
                 event_type=row.event_type,
                 attempt=row.attempt_count,
                 timestamp=timestamp,

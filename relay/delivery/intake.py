@@ -215,10 +215,9 @@ class Intake:
                 self._room.release(reserved - max(kept, len(hints)))
             if hints:
                 self._pass_on(Batch(self, hints))
-            elif kept:
-                # Where hints do not come (publisher dead, Redis full) there is more: look again at once.
-                if not self._look(kept, late_secs=self._rhythm.look_late_secs):
-                    self._next_look = time.monotonic() + self._rhythm.look_secs
+            elif kept and not self._look(kept, late_secs=self._rhythm.look_late_secs):
+                # Where a look finds rows, hints do not come (publisher dead, Redis full): look again at once.
+                self._next_look = time.monotonic() + self._rhythm.look_secs
 
     def _next_hints(self, count: int) -> list[Hint]:
         if not self.redis_answers:

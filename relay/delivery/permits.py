@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from uuid import UUID
 
 #: Seconds a deferral for want of a slot lasts while few of its endpoint wait, and once many do.
@@ -101,9 +102,14 @@ class Slots:
 
     def give_back(self, endpoint_id: UUID, workspace_id: UUID) -> None:
         """Return a slot. Raises AssertionError where none is taken."""
+        self.give_back_all([(endpoint_id, workspace_id)])
+
+    def give_back_all(self, taken: Sequence[tuple[UUID, UUID]]) -> None:
+        """Return slots, (endpoint, workspace) each. Raises AssertionError where one is not taken."""
         with self._lock:
-            _count_down(self._by_endpoint, endpoint_id.int)
-            _count_down(self._by_workspace, workspace_id.int)
+            for endpoint_id, workspace_id in taken:
+                _count_down(self._by_endpoint, endpoint_id.int)
+                _count_down(self._by_workspace, workspace_id.int)
 
     def wait_secs(self, endpoint_id: UUID, *, limit: int, random: float) -> float:
         """Return how long a delivery without a slot waits, and count it among the waiting ones until then.
@@ -115,7 +121,8 @@ class Slots:
             waiting = self._waiting.setdefault(endpoint_id, _Waiting())
             now = time.monotonic()
             share = min(1.0, waiting.count(now) / (MANY_PER_SLOT * limit))
-            wait = SHORT_WAIT_SECS + share * (LONG_WAIT_SECS - SHORT_WAIT_SECS)
+            # Squared, so that a few that wait come back before the slots stand idle.
+            wait = SHORT_WAIT_SECS + share * share * (LONG_WAIT_SECS - SHORT_WAIT_SECS)
             # Lengthened only: at the long wait a row comes back no sooner than a minute.
             wait *= 1.0 + random / 2
             waiting.add(now, wait)

@@ -18,7 +18,7 @@ import psycopg
 import sqlalchemy as sa
 
 from relay import failpoints, metrics
-from relay.core.decision import Dead, Delivered, decide
+from relay.core.decision import Dead, Retry, decide
 from relay.core.model import AttemptClass, DeferReason, Status
 from relay.core.observation import Fault, Observation
 from relay.core.outcome import Outcome, internal_wait_seconds, judge
@@ -108,20 +108,24 @@ class Recorder:
 
     def on_done(self, completed: Sequence[Completed]) -> None:
         """Take what the engine finished: return slots and room, and pass the results on. Runs in the engine's loop."""
+        self._slots.give_back_all(
+            [(done.request.key.row.endpoint_id, done.request.key.row.workspace_id) for done in completed]
+        )
         for done in completed:
             leased: Leased = done.request.key
-            self._slots.give_back(leased.row.endpoint_id, leased.row.workspace_id)
             if done.observation is None or done.abandoned:
                 self._settle_unsent(leased, abandoned=done.abandoned)
             else:
                 self._finished.append(Finished(leased=leased, observation=done.observation))
         self._room.release(len(completed))
-        self._arrived.set()
+        # Setting it takes its lock, and this runs for every few replies.
+        if not self._arrived.is_set():
+            self._arrived.set()
 
     def release(self, leased: Sequence[Leased]) -> None:
         """Give back leases whose request never started (shutdown): slots, room and the attempt return."""
+        self._slots.give_back_all([(one.row.endpoint_id, one.row.workspace_id) for one in leased])
         for one in leased:
-            self._slots.give_back(one.row.endpoint_id, one.row.workspace_id)
             self._settle_unsent(one, abandoned=False)
         self._room.release(len(leased))
         self._arrived.set()
@@ -342,15 +346,13 @@ def _attempt_row(one: Finished, verdict: Outcome, worker: str) -> tuple[AttemptR
     """Return the row to write and the seconds for which its endpoint is held, if it is."""
     leased, seen = one.leased, one.observation
     row = leased.row
-    decision = decide(leased.destination.retry, spent=row.spent, outcome=verdict, random=random.random())
-    status, reason, wait, hold_s = Status.PENDING, None, None, None
-    if isinstance(decision, Delivered):
-        status = Status.DELIVERED
-    elif isinstance(decision, Dead):
-        status, reason, hold_s = Status.DEAD, decision.reason.value, decision.hold_s
-    else:
-        wait, hold_s = decision.wait_s, decision.hold_s
-    refused = seen.fault is Fault.REFUSED
+    status, reason, wait, hold_s = Status.DELIVERED, None, None, None
+    if verdict.cls is not AttemptClass.SUCCESS:
+        decision = decide(leased.destination.retry, spent=row.spent, outcome=verdict, random=random.random())
+        if isinstance(decision, Dead):
+            status, reason, hold_s = Status.DEAD, decision.reason.value, decision.hold_s
+        elif isinstance(decision, Retry):
+            status, wait, hold_s = Status.PENDING, decision.wait_s, decision.hold_s
     return (
         AttemptRow(
             delivery_id=row.id,
@@ -375,7 +377,7 @@ def _attempt_row(one: Finished, verdict: Outcome, worker: str) -> tuple[AttemptR
             bytes_sent=seen.bytes_sent,
             bytes_received=seen.bytes_received,
             # A refused address is nobody's business: the log must not map the inside of a network.
-            remote_address=None if refused else seen.remote_address,
+            remote_address=None if seen.fault is Fault.REFUSED else seen.remote_address,
             worker=worker,
             reply_headers=_header_text(seen.headers) if seen.headers else None,
             snippet=_display(seen.snippet) if seen.snippet else None,
@@ -386,7 +388,7 @@ def _attempt_row(one: Finished, verdict: Outcome, worker: str) -> tuple[AttemptR
 
 def _header_text(headers: Sequence[tuple[str, str]]) -> str:
     # Postgres's text holds no NUL.
-    return "\n".join([f"{name}: {value}" for name, value in headers]).replace("\0", "�")[:REPLY_HEADERS]
+    return "\n".join([": ".join(header) for header in headers]).replace("\0", "�")[:REPLY_HEADERS]
 
 
 def _display(snippet: bytes) -> str:

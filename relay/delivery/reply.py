@@ -55,6 +55,11 @@ class Reply:
         self.fault_text = ""
         self._lines: list[bytes] = []
 
+    def release(self) -> None:
+        """Let go of what was read; `reset()` comes before the next."""
+        self.snippet = b""
+        self._lines = []
+
     def headers(self) -> list[tuple[str, str]]:
         """The final block's lines: names lower-cased, values trimmed and decoded as latin-1, which cannot fail."""
         return [_known_header(line) if len(line) <= KNOWN_LINE_BYTES else _header(line) for line in self._lines]

@@ -146,7 +146,7 @@ class Transfer:
     def release(self) -> None:
         """Let go of the request and of what came back."""
         del self.request
-        self.reply.reset()
+        self.reply.release()
 
     def close(self) -> None:
         """Free the handle, and the cycle through its callbacks."""

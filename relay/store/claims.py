@@ -36,7 +36,7 @@ set status = 1, lease_token = %(token)s, lease_until = now() + make_interval(sec
 from sized s join relay.endpoints p on p.id = s.endpoint_id
 where d.id = s.id and (s.running <= %(max_bytes)s or s.place = 1)
 returning
-    d.id, d.workspace_id, d.event_id, d.endpoint_id, d.event_type,
+    d.id, d.id::text, d.workspace_id, d.event_id::text, d.endpoint_id, d.event_type,
     d.attempt_count, d.budget_from, d.generation,
     case when d.deferred_reason = 'internal' then d.deferred_count else 0 end,
     s.content_type, s.payload,
@@ -54,8 +54,10 @@ class Claimed(NamedTuple):
     """A leased delivery with all that its send needs, but for the endpoint's settings (see `endpoints.settings`)."""
 
     id: UUID
+    #: The same as the receiver reads it: written by Postgres, at a tenth of what it costs here.
+    id_text: str
     workspace_id: UUID
-    event_id: UUID
+    event_id_text: str
     endpoint_id: UUID
     event_type: str
     #: Counts this attempt already.
