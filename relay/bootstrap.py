@@ -79,12 +79,12 @@ def make_api(settings: Settings) -> Api:
     """Wire the API. Connects to nothing yet: it must start while the database is away, and answer 503."""
     _arm(settings)
     url = require(settings.database_url, "DATABASE_URL")
+    # What is not ingest: three at least, as notes of keys' last use may hold one for as long as a lock is waited for.
+    admin = max(3, settings.db_pool // 4)
     return Api(
         settings=settings,
-        engine=make_engine(url, name="api", size=max(1, settings.db_pool // 4)),
-        hot=make_hot_engine(
-            url, name="api ingest", size=max(1, settings.db_pool - settings.db_pool // 4), try_first=True
-        ),
+        engine=make_engine(url, name="api", size=admin),
+        hot=make_hot_engine(url, name="api ingest", size=settings.db_pool - admin, try_first=True),
         vault=make_vault(settings),
         url_policy=make_url_policy(settings),
         address_policy=make_address_policy(settings),

@@ -247,9 +247,9 @@ class Settings(BaseSettings):
     )
     db_pool: int = _setting(
         16,
-        "Connections to Postgres that one API process holds at most, three quarters of them for ingest. A worker process "
-        "holds RELAY_WORKER_THREADS + 8 at most, a publisher 4.",
-        ge=2,
+        "Connections to Postgres that one API process holds at most, a quarter of them (at least three) for what is not "
+        "ingest. A worker process holds RELAY_WORKER_THREADS + 8 at most, a publisher 4.",
+        ge=4,
         le=1_000,
     )
     url: HttpUrl | None = _setting(None, "The API that the client and the command line talk to.")

@@ -148,17 +148,17 @@ def test_a_file_that_is_not_there_is_no_fault(tmp_path: Path) -> None:
 def test_a_file_is_taken_as_it_stands(tmp_path: Path) -> None:
     """A byte order mark is skipped, and nothing in a value is replaced."""
     dotenv = tmp_path / ".env"
-    dotenv.write_bytes(b"\xef\xbb\xbfRELAY_ADMIN_KEY='a${HOME}b'\r\nRELAY_DB_POOL=3\r\n")
+    dotenv.write_bytes(b"\xef\xbb\xbfRELAY_ADMIN_KEY='a${HOME}b'\r\nRELAY_DB_POOL=6\r\n")
     settings = load_settings({}, dotenv=dotenv)
 
     assert require(settings.admin_key, "RELAY_ADMIN_KEY") == "a${HOME}b"
-    assert settings.db_pool == 3
+    assert settings.db_pool == 6
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     """A broken line and bytes that are not text are told with the file's name, the line, and no content."""
     dotenv = tmp_path / ".env"
-    dotenv.write_text("RELAY_DB_POOL=3\nthis is no assignment\n")
+    dotenv.write_text("RELAY_DB_POOL=6\nthis is no assignment\n")
     with pytest.raises(ConfigurationError, match=r"\.env, line 2: must be NAME=value"):
         load_settings({}, dotenv=dotenv)
 
