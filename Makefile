@@ -10,9 +10,10 @@ WORKERS ?= 2
 .PHONY: help up test lint type unit integration e2e faults bench format clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 $(STAMP): setup.cfg pyproject.toml constraints.txt
+	@echo "Making the environment in $(VENV): a minute or two, once."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[embedded,ops,dev]'
 	@touch $(STAMP)

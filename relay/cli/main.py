@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import click
+import psycopg
+import sqlalchemy as sa
 
 from relay import __version__, logs
 from relay.config import Settings, effective, load_settings, require
@@ -37,7 +39,11 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except RelayError as error:
             click.echo(f"relay: {error}", err=True)
-            ctx.exit(1)
+        except (sa.exc.DBAPIError, psycopg.Error) as error:
+            cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+            click.echo(f"relay: the database says: {str(cause).strip()}", err=True)
+        ctx.exit(1)
+        return None
 
 
 def read_settings(role: str) -> Settings:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +14,9 @@ import click
 import requests
 
 from relay.cli.dev_state import DevState
-from relay.config import Settings, load_settings
+from relay.config import Settings, effective, load_settings
 from relay.config_values import Bind
+from relay.core.errors import ConfigurationError
 from relay.core.model import Scope
 from relay.embedded.home import make_base
 from relay.embedded.lock import FileLock
@@ -38,7 +41,9 @@ def run_up(*, workers: int, base: Path) -> int:
     signal.signal(signal.SIGTERM, _leave)
     click.echo(f"relay | starting; data and keys are in {base}")
     state = DevState(make_base(base))
-    given = load_settings(os.environ, dotenv=Path(".env"))
+    # An empty variable counts as unset, for us and for the processes.
+    environ = {name: value for name, value in os.environ.items() if value}
+    given = load_settings(environ, dotenv=Path(".env"))
     with FileLock(base / "up.lock", "relay up"):
         servers = Servers(
             base,
@@ -53,14 +58,17 @@ def run_up(*, workers: int, base: Path) -> int:
                 preset["DATABASE_URL"] = servers.postgres_url
             if servers.redis_url is not None:
                 preset["RELAY_BROKER_URL"] = servers.redis_url
-            settings = load_settings(os.environ, dotenv=Path(".env"), preset=preset)
+            settings = load_settings(environ, dotenv=Path(".env"), preset=preset)
+            _check_ports(settings, workers)
             assert settings.database_url is not None
             database_url = settings.database_url.get_secret_value()
             upgrade(database_url)
             key = _api_key(state, database_url)
             api_url = f"http://{_reachable(settings.bind)}"
             state.write_dev_env({"RELAY_URL": api_url, "RELAY_API_KEY": key})
-            environment = dict(os.environ) | {name: value for name, value in preset.items() if name not in os.environ}
+            # A preset goes to the processes only where it is in force: `.env`, which they read too, comes before it.
+            in_force = {variable for variable, _, source in effective(settings) if source == "preset"}
+            environment = environ | {name: value for name, value in preset.items() if name in in_force}
             greeting = _Greeting(settings, api_url, key)
 
             def watch() -> list[str]:
@@ -68,6 +76,26 @@ def run_up(*, workers: int, base: Path) -> int:
                 return servers.revive()
 
             return Supervisor(_processes(environment, settings, workers), watch=watch).run()
+
+
+def _check_ports(settings: Settings, workers: int) -> None:
+    """Raise ConfigurationError naming every address that something else listens on already."""
+    metrics = settings.metrics_bind
+    wanted = [("RELAY_BIND", settings.bind), ("RELAY_TESTKIT_BIND", settings.testkit_bind)]
+    wanted.append(("RELAY_FLOWER_BIND", settings.flower_bind))
+    wanted += [("RELAY_METRICS_BIND", Bind(metrics.host, metrics.port + offset)) for offset in range(workers + 1)]
+    taken = []
+    for variable, bind in wanted:
+        family = socket.AF_INET6 if ":" in bind.host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as one:
+            # As servers do: an address whose last connections are still winding down can be listened on.
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                one.bind((bind.host, bind.port))
+            except OSError as error:
+                taken.append(f"  {variable}={bind}: {error.strerror}")
+    if taken:
+        raise ConfigurationError("cannot listen; set other addresses or stop what is there:\n" + "\n".join(taken))
 
 
 def _processes(environment: dict[str, str], settings: Settings, workers: int) -> list[ProcessSpec]:
@@ -162,7 +190,7 @@ def _say_hello(settings: Settings, api_url: str, key: str) -> None:
         f"""
 Relay is up. {" ".join(notes)}
 
-  1. Register an endpoint (here the test receiver, which checks the signature):
+  1. Register an endpoint, once (here the test receiver, which checks the signature):
 
 curl -s {api_url}/v1/endpoints -H 'Authorization: Bearer {key}' \\
   -H 'Content-Type: application/json' -d '{{"url": "{receiver}", "secret": "{secret}"}}'
@@ -176,7 +204,7 @@ curl -s {api_url}/v1/events -H 'Authorization: Bearer {key}' \\
 
 curl -s {api_url}/v1/deliveries/ID -H 'Authorization: Bearer {key}'
 
-  The same in one go:   relay send order.paid
+  Send more:            {_command()} send order.paid
   Readiness:            {api_url}/readyz
   What arrived:         http://{_reachable(settings.testkit_bind)}/_requests
   Flower:               http://{_reachable(settings.flower_bind)}   ({flower_auth})
@@ -184,6 +212,14 @@ curl -s {api_url}/v1/deliveries/ID -H 'Authorization: Bearer {key}'
 """
     )
     sys.stdout.flush()
+
+
+def _command() -> str:
+    """Return what to type for the `relay` command from this folder."""
+    if shutil.which("relay"):
+        return "relay"
+    beside = Path(sys.executable).parent / "relay"
+    return os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)
 
 
 def _reachable(bind: Bind) -> str:

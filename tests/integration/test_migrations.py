@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -158,3 +159,17 @@ def test_commits_that_are_not_durable_are_refused(database: str) -> None:
         rows.connection.execute(f"alter database {name} set synchronous_commit = off")
     with pytest.raises(ConfigurationError, match="synchronous_commit"):
         _check(database)
+
+
+def test_a_database_of_another_encoding_is_refused(servers: Servers) -> None:
+    """A database that cannot hold every text is named as such before anything is made in it."""
+    assert servers.postgres_url is not None
+    name = f"relay_latin_{os.getpid()}"
+    with psycopg.connect(servers.postgres_url, autocommit=True) as connection:
+        connection.execute(f"create database {name} template template0 encoding 'LATIN1' locale 'C'")
+        try:
+            url = sa.make_url(servers.postgres_url).set(database=name).render_as_string(hide_password=False)
+            with pytest.raises(ConfigurationError, match=r"LATIN1.*UTF8"):
+                upgrade(url)
+        finally:
+            connection.execute(f"drop database {name} with (force)")
