@@ -109,7 +109,7 @@ def make_publisher(settings: Settings) -> PublisherParts:
     client = connect(require(settings.broker_url, "RELAY_BROKER_URL"))
     stream = Stream(client, prefix=settings.prefix, consumer=_consumer_name())
     return PublisherParts(
-        publisher=Publisher(make_hot_engine(url, name="publisher", size=2), stream),
+        publisher=Publisher(make_hot_engine(url, name="publisher", size=2, may_forget=True), stream),
         engine=engine,
         heart=Heart(engine, role="publisher", process_id=uuid4()),
     )

@@ -207,7 +207,7 @@ class Settings(BaseSettings):
         "Names, and .suffixes of names, that the rules for names let pass: a list. Their addresses need a CIDR still.",
     )
     egress_proxy: Annotated[SecretStr, BeforeValidator(read.url("http", "https", path=False))] | None = _setting(
-        None, "HTTP proxy that every request goes through: http:// or https://, with user:password where it wants one."
+        None, "HTTP proxy for every request. Not in this release: a worker refuses to start with it."
     )
     max_replays: int = _setting(20, "How often one delivery can be replayed.", ge=0, le=10_000)
     auto_disable_after_secs: int = _setting(
@@ -229,7 +229,9 @@ class Settings(BaseSettings):
         "What every Redis key and queue begins with, so that installations can share one Redis.",
         pattern=r"^[A-Za-z0-9._-]{1,64}$",
     )
-    workspace_max_endpoints: int = _setting(50, "Endpoints that a new workspace may have.", ge=0, le=1_000_000)
+    workspace_max_endpoints: int = _setting(
+        50, "Endpoints that a workspace without a limit of its own may have.", ge=0, le=1_000_000
+    )
     workspace_ingest_rate: float | None = _setting(
         None, "Events per second that a new workspace may send in; none: no limit.", gt=0, le=1_000_000
     )

@@ -46,6 +46,7 @@ is started in, then from what `relay up` presets. An empty value counts as unset
 All faults are reported at once, and a process with a fault does not start. A variable that begins with `RELAY_` and
 is no setting is a fault too, with the nearest name that is one; those that Kubernetes makes for services called
 `relay-…` are passed over. `relay config` prints what is in force and where each value comes from; secrets are hidden.
+It knows nothing of what `relay up` presets: it shows what a role would run with that you start yourself, here.
 
 Lists are separated by commas or white space. Settings marked *secret* are never printed or logged. Some settings
 belong to parts that are not built yet: they are listed at the end.
@@ -66,14 +67,14 @@ These are read and checked, and nothing acts on them yet:
 _IN_PART = """
 ## With less effect than the name promises
 
-- `RELAY_EGRESS_PROXY`: requests go through the proxy, but names are not looked up and judged before, so the address
-  policy does not act on receivers while it is set. See [security.md](security.md#egress-proxy).
+- `RELAY_EGRESS_PROXY` cannot be used in this release: a worker refuses to start with it. See
+  [security.md](security.md#egress-proxy).
 - `RELAY_REQUIRE_HTTPS`, `RELAY_ALLOWED_PORTS` and `RELAY_ALLOWED_HOSTS` act when an endpoint is made. An endpoint that
   was made under other values keeps its URL. The address policy acts at every connect.
-- `RELAY_URL` and `RELAY_API_KEY`: `relay send` takes them from the environment, then from `.relay/dev.env`, and never
-  from `.env`.
-- `RELAY_DB_POOL` sizes the API's pool for ingest. The API has a second pool, of half that size, for its other calls, and
-  one connection more for readiness; a worker has `RELAY_WORKER_THREADS` + 8 at most, a publisher 4.
+- `RELAY_URL` and `RELAY_API_KEY` are read by `relay send` alone: from the environment, then from `.env`, then from
+  `.relay/dev.env`, each of the two by itself.
+- `RELAY_DB_POOL` is for API processes: so many connections each, of which a quarter, but three at least, are kept for
+  what is not ingest, and one more while `/readyz` looks. A worker has `RELAY_WORKER_THREADS` + 8 at most, a publisher 4.
 """
 
 

@@ -131,7 +131,10 @@ def flower() -> None:
 
 @main.command()
 def testkit() -> None:
-    """Run a receiver to try things on, at RELAY_TESTKIT_BIND: verifies, fails, hangs and misbehaves on request."""
+    """Run a receiver to try things on, at RELAY_TESTKIT_BIND: verifies, fails, hangs and misbehaves on request.
+
+    GET / of it lists its paths and their parameters.
+    """
     from relay.testkit.main import run
 
     settings = read_settings("testkit")

@@ -12,7 +12,7 @@ from typing import Any
 import click
 import requests
 
-from relay.core.errors import ConfigurationError
+from relay.core.errors import ConfigurationError, InvalidInput
 
 #: Written by `relay up`, and read here when nothing else says where the API is.
 DEV_ENV = Path(".relay/dev.env")
@@ -24,7 +24,10 @@ SETTLED = frozenset({"delivered", "dead", "canceled"})
 
 def send_event(event_type: str, *, data: str | None, url: str | None, wait: float) -> int:
     """Send and report; return 0 when all deliveries were made, 1 when one failed for good or the API said no, 2 when
-    some are still under way after `wait` seconds."""
+    some are still under way after `wait` seconds.
+
+    Raises ConfigurationError where it is not known where the API is, InvalidInput where `data` names no file to read.
+    """
     base, key = _target(url)
     session = requests.Session()
     session.headers["Authorization"] = f"Bearer {key}"
@@ -40,9 +43,9 @@ def send_event(event_type: str, *, data: str | None, url: str | None, wait: floa
             click.echo(f"relay: {_problem(answer)}", err=True)
             return 1
         event = answer.json()
-        click.echo(f"event {event['id']} accepted, {len(event['deliveries'])} deliveries")
+        click.echo(f"event {event['id']} accepted, {_counted(len(event['deliveries']), 'delivery', 'deliveries')}")
         return _watch(session, base, [delivery["id"] for delivery in event["deliveries"]], wait)
-    except requests.ConnectionError:
+    except (requests.ConnectionError, requests.Timeout):
         click.echo(f"relay: no API answers at {base}: is `relay up` or `relay api` running?", err=True)
         return 1
 
@@ -68,7 +71,12 @@ def _watch(session: requests.Session, base: str, ids: list[str], wait: float) ->
 def _line(delivery: dict[str, Any]) -> str:
     last = delivery["attempts"][-1] if delivery["attempts"] else {}
     answered = f"HTTP {last['status']}" if last.get("status") else last.get("error") or "no attempt"
-    return f"  {delivery['id']}  {delivery['status']} after {delivery['attempt_count']} attempt(s): {answered}"
+    attempts = _counted(delivery["attempt_count"], "attempt", "attempts")
+    return f"  {delivery['id']}  {delivery['status']} after {attempts}: {answered}"
+
+
+def _counted(count: int, one: str, more: str) -> str:
+    return f"{count} {one if count == 1 else more}"
 
 
 def _target(url: str | None) -> tuple[str, str]:
@@ -93,14 +101,22 @@ def _payload(data: str | None) -> bytes:
     if data == "-":
         return sys.stdin.buffer.read()
     if data.startswith("@"):
-        return Path(data[1:]).read_bytes()
+        try:
+            return Path(data[1:]).read_bytes()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise InvalidInput(
+                f"--data: {data[1:]!r} cannot be read ({reason}): name another file", field="data"
+            ) from None
     return data.encode()
 
 
 def _problem(answer: requests.Response) -> str:
     try:
         problem = answer.json()
-        details = "; ".join(f"{error['field']}: {error['message']}" for error in problem.get("errors", []))
-        return f"{answer.status_code} {problem.get('detail', problem.get('title', ''))} {details}".strip()
-    except ValueError:
+        errors = problem.get("errors", [])
+        # The detail tells the first of them already.
+        told = [f"{error['field']}: {error['message']}" for error in errors] if len(errors) > 1 else [problem["detail"]]
+        return f"{answer.status_code} {'; '.join(told)}"
+    except (ValueError, KeyError):
         return f"{answer.status_code} {answer.text[:200]}"

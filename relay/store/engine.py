@@ -57,13 +57,17 @@ def make_engine(url: str, *, name: str, size: int) -> sa.Engine:
     return _engine(url, name=name, size=size, session=_SESSION, try_first=True)
 
 
-def make_hot_engine(url: str, *, name: str, size: int, try_first: bool = False) -> sa.Engine:
+def make_hot_engine(url: str, *, name: str, size: int, try_first: bool = False, may_forget: bool = False) -> sa.Engine:
     """Make a pool like `make_engine`'s, in autocommit, whose plans are pinned (see the module).
 
     Without `try_first` a connection is used as it is: where work comes again anyway, a round trip before each statement
-    would be as dear as the statement.
+    would be as dear as the statement. With `may_forget` a commit does not wait for the disk, and the last half second
+    of them may be lost when the database crashes: for the publisher's marks alone, which are then made once more.
     """
-    engine = _engine(url, name=name, size=size, session=_SESSION | _HOT_SESSION, try_first=try_first)
+    session = _SESSION | _HOT_SESSION
+    if may_forget:
+        session["synchronous_commit"] = "off"
+    engine = _engine(url, name=name, size=size, session=session, try_first=try_first)
     return engine.execution_options(isolation_level="AUTOCOMMIT")
 
 

@@ -1,10 +1,11 @@
-"""The receiver's own affairs over HTTP: its secret and its record. These requests are not recorded."""
+"""The receiver's own affairs over HTTP: its secret, its record, what it can do. These requests are not recorded."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from relay.core.errors import InvalidInput
+from relay.testkit import index
 from relay.testkit.script import Answer, reply, reply_json
 
 if TYPE_CHECKING:
@@ -42,13 +43,14 @@ class Secrets:
 
 
 class Control:
-    """Answers `/secret`, `/_requests`, `/_count`, `/_ids` and `/_stats`."""
+    """Answers `GET /`, `/secret`, `/_requests`, `/_count`, `/_ids` and `/_stats`."""
 
     def __init__(self, record: Record, secrets: Secrets, stats: Callable[[], dict[str, Any]]) -> None:
         self._record = record
         self._secrets = secrets
         self._stats = stats
         self._handlers: dict[tuple[str, str], Callable[[Request], Answer]] = {
+            ("GET", "/"): self._get_index,
             ("GET", "/secret"): self._get_secret,
             ("PUT", "/secret"): self._put_secret,
             ("GET", "/_requests"): self._get_requests,
@@ -57,11 +59,13 @@ class Control:
             ("GET", "/_ids"): self._get_ids,
             ("GET", "/_stats"): self._get_stats,
         }
-        self._paths = frozenset(path for _, path in self._handlers)
+        # A delivery to `/` is one that goes astray, and is recorded.
+        self._paths = frozenset(path for _, path in self._handlers) - {"/"}
 
     def answers(self, request: Request) -> bool:
         """Whether this request is one of these."""
-        return request.head.path in self._paths
+        path = request.head.path
+        return path in self._paths or (path == "/" and request.head.method == "GET")
 
     def answer(self, request: Request) -> Answer:
         """Serve one of these; raises InvalidInput for a bad parameter or body."""
@@ -69,6 +73,9 @@ class Control:
         if handler is None:
             return reply_json(request, 405, {"error": f"{request.head.path} does not take {request.head.method}"})
         return handler(request)
+
+    def _get_index(self, request: Request) -> Answer:
+        return reply(request, 200, index.text().encode())
 
     def _get_secret(self, request: Request) -> Answer:
         return reply_json(request, 200, {"set": self._secrets.is_set(request.optional_text("path"))})

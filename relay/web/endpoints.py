@@ -71,11 +71,10 @@ def routes(api: Api, gate: Gate, cursors: Cursors) -> Blueprint:
                 request_id=request_id(),
             )
         if made is None:
-            raise Problem(
-                409,
-                "endpoint_limit",
-                "The workspace has as many endpoints as it may: delete one, or have the limit raised.",
-            )
+            # A limit of the workspace's own was set when it was made, and no setting moves it.
+            own = caller.workspace.max_endpoints is not None
+            remedy = "use another workspace" + ("" if own else ", or have RELAY_WORKSPACE_MAX_ENDPOINTS raised")
+            raise Problem(409, "endpoint_limit", f"The workspace has as many endpoints as it may: {remedy}.")
         response = json_response({**_rendered(made), "secret": key.reveal()}, 201)
         response.headers["Location"] = f"/v1/endpoints/{endpoint_id}"
         return response

@@ -121,7 +121,7 @@ def _type_of(named: str | None, content_type: str, body: bytes) -> str:
         )
     if is_reserved(event_type):
         raise InvalidInput(
-            "Types that begin with relay are Relay's own: choose another.",
+            "relay and types that begin with relay. are Relay's own: choose another.",
             field="type" if named is None else _TYPE_HEADER,
             code="reserved_type",
         )
@@ -133,5 +133,5 @@ def _render(stored: Ingested, event_type: str) -> str:
     deliveries = ",".join(f'{{"id":"{one.id}","endpoint_id":"{one.endpoint_id}"}}' for one in stored.deliveries)
     return (
         f'{{"id":"{stored.id}","type":"{event_type}","created_at":"{time_text(stored.created_at)}",'
-        f'"deliveries":[{deliveries}]}}'
+        f'"deliveries":[{deliveries}]}}\n'
     )

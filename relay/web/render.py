@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def json_response(value: Mapping[str, object], status: int = 200) -> Response:
     """Make a JSON answer; `value` holds JSON's own types only."""
-    return Response(json.dumps(value, separators=(",", ":")), status, content_type="application/json")
+    return Response(json.dumps(value, separators=(",", ":")) + "\n", status, content_type="application/json")
 
 
 def time_text(value: datetime) -> str:

@@ -15,6 +15,7 @@ from relay.core.backoff import DEFAULT_POLICY, wait_seconds
 from relay.core.model import Signing
 from relay.core.secret import new_secret
 from relay.core.signing import signature_headers, signing_key
+from relay.testkit import index
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -86,6 +87,13 @@ def test_receivers_are_told_of_every_header_that_signing_adds() -> None:
     text = page("receiving")
 
     assert [name for name in signed(SECRET) if f"| `{name}` |" not in text] == []
+
+
+def test_the_test_receiver_is_told_of_as_it_tells_itself() -> None:
+    """The page on receiving has the lines of the receiver's own list, in its order."""
+    rows = re.findall(r"^\| `((?:[A-Z]+ )?/[^`]*)` \| (.*) \|$", page("receiving"), re.MULTILINE)
+
+    assert rows == list(index.ROUTES + index.OWN)
 
 
 def test_the_page_of_settings_is_made_from_the_settings() -> None:

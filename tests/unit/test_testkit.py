@@ -16,14 +16,17 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
 from relay.core.errors import InvalidInput
+from relay.testkit import index
 from relay.testkit.main import main
 from relay.testkit.misbehaviours import GARBAGE
 from relay.testkit.receiver import Receiver
+from relay.testkit.request import Request, take_head
+from relay.testkit.routes import ROUTES, Context, RouteState
 from relay.testkit.server import OnConnect
 from relay.testkit.verification import sign_relay, sign_standard, verify
 
@@ -518,6 +521,50 @@ def test_record_over_http(receiver: Receiver) -> None:
     assert send(receiver, "/_ids", "POST")[0] == 405
     assert send(receiver, "/_requests", "DELETE")[0] == 204
     assert send_json(receiver, "/_count") == {"count": 0}
+
+
+class Asked(Request):
+    """A request that notes which parameters are asked of it."""
+
+    names: ClassVar[set[str]] = set()
+
+    def optional_text(self, name: str) -> str | None:
+        self.names.add(name)
+        return super().optional_text(name)
+
+
+def parameters_of(path: str, query: str) -> set[str]:
+    """The parameters that a route asks for, in a request that gives it reason to ask for all."""
+    head = take_head(bytearray(f"PUT {path}?{query} HTTP/1.1\r\nExpect: 100-continue\r\n\r\n".encode()))
+    assert head is not None
+    request = Asked(head=head, connection=1, nth=2, body=b"", complete=True)
+    Asked.names.clear()
+    ROUTES[path].handler(request, Context(state=RouteState(), verdict=None))
+    return set(Asked.names)
+
+
+def test_the_index_lists_every_route_and_its_parameters(receiver: Receiver) -> None:
+    """GET / names each path with the parameters that it takes, and is no delivery; a POST to / is one."""
+    status, _, answer = send(receiver, "/", "GET", b"")
+    listed: dict[str, set[str]] = {}
+    for target, _ in index.ROUTES:
+        path, _, query = target.removeprefix("PUT ").partition("?")
+        listed.setdefault(path, set()).update(part.partition("=")[0] for part in query.split("&") if part)
+
+    assert (status, receiver.count()) == (200, 0)
+    assert [target for target, _ in index.ROUTES + index.OWN if f"{target} " not in answer.decode()] == []
+    reason = {"/flaky": "pct=100", "/hang": "ms=1", "/early-reply": "then=hold"}
+    assert listed == {path: parameters_of(path, reason.get(path, "")) for path in ROUTES}
+    own = {tuple(target.partition("?")[0].split(" ")) for target, _ in index.OWN}
+    assert own == set(receiver._control._handlers)
+    assert (send(receiver, "/")[0], receiver.count()) == (404, 1)
+
+
+def test_what_the_index_shows_can_be_asked_for() -> None:
+    """Every default that is shown is one that the route takes."""
+    for target, _ in index.ROUTES:
+        path, _, query = target.removeprefix("PUT ").partition("?")
+        parameters_of(path, query)
 
 
 def test_record_is_bounded_but_counts_go_on() -> None:
