@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds of the lease kept back for recording: a request starts only with its time-out and this left.
 LEASE_MARGIN_SECS = 5.0
+#: Seconds between two looks for a database that does not answer at start.
+AWAIT_SECS = 1.0
 #: Seconds of the shutdown's grace, at most a quarter of it, kept for recording.
 RECORD_SECS = 3.0
 
@@ -61,8 +63,8 @@ class Api:
     process_id: UUID = field(default_factory=uuid4)
 
 
-def check_schema(settings: Settings) -> None:
-    """Refuse a schema that this release cannot run on; only say so where the database does not answer.
+def check_schema(settings: Settings) -> bool:
+    """Refuse a schema that this release cannot run on; return whether the database answered at all.
 
     Raises SchemaMismatch or ConfigurationError.
     """
@@ -71,8 +73,19 @@ def check_schema(settings: Settings) -> None:
         _check(engine)
     except (sa.exc.OperationalError, sa.exc.TimeoutError) as error:
         log.warning("the database does not answer yet", extra={"error": str(error.__cause__ or error).strip()[:200]})
+        return False
     finally:
         engine.dispose()
+    return True
+
+
+def await_schema(settings: Settings) -> None:
+    """Wait until the database answers, however long: a role that starts during an outage needs no help afterwards.
+
+    Raises as `check_schema` does.
+    """
+    while not check_schema(settings):
+        time.sleep(AWAIT_SECS)
 
 
 def make_api(settings: Settings) -> Api:

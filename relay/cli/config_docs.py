@@ -69,8 +69,6 @@ _IN_PART = """
 
 - `RELAY_EGRESS_PROXY` cannot be used in this release: a worker refuses to start with it. See
   [security.md](security.md#egress-proxy).
-- `RELAY_REQUIRE_HTTPS`, `RELAY_ALLOWED_PORTS` and `RELAY_ALLOWED_HOSTS` act when an endpoint is made. An endpoint that
-  was made under other values keeps its URL. The address policy acts at every connect.
 - `RELAY_URL` and `RELAY_API_KEY` are read by `relay send` alone: from the environment, then from `.env`, then from
   `.relay/dev.env`, each of the two by itself.
 - `RELAY_DB_POOL` is for API processes: so many connections each, of which a quarter, but three at least, are kept for

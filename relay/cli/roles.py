@@ -43,6 +43,7 @@ def run_publisher(settings: Settings) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
+    bootstrap.await_schema(settings)
     parts = bootstrap.make_publisher(settings)
 
     def count() -> None:
@@ -65,6 +66,7 @@ def run_worker(settings: Settings, *, name: str | None) -> int:
     _keep_logging()
     # Celery warns of root because of pickle; here only JSON is accepted, and `relay up` runs as whoever starts it.
     warnings.filterwarnings("ignore", category=SecurityWarning)
+    bootstrap.await_schema(settings)
     worker = bootstrap.make_worker(settings)
     health = HealthServer(settings.metrics_bind, before_scrape=worker.refresh_metrics)
     health.start()
@@ -90,6 +92,7 @@ def run_worker(settings: Settings, *, name: str | None) -> int:
 def run_beat(settings: Settings) -> int:
     """Tick until SIGTERM."""
     _keep_logging()
+    bootstrap.check_schema(settings)
     app = make_app(settings)
     log.info("beat started")
     app.Beat(loglevel=settings.log_level.upper(), quiet=True).run()

@@ -27,6 +27,9 @@ CONNECT_TIMEOUT_SECS = 5
 STATEMENT_TIMEOUT_SECS = 15
 #: Seconds a statement may wait for a lock somebody else holds.
 LOCK_TIMEOUT_SECS = 5
+#: Seconds after which a silent database is given up on, by this side's clock: the two above are the server's, and a
+#: frozen server keeps none. Longer than they are.
+SILENCE_SECS = 18
 #: A frozen peer (no FIN, no RST) is noticed after this many milliseconds of unacknowledged bytes (Linux).
 TCP_USER_TIMEOUT_MS = 20_000
 
@@ -47,6 +50,21 @@ _HOT_SESSION = {
 }
 
 Row = tuple[Any, ...]
+
+
+class BoundedConnection(psycopg.Connection[Row]):
+    """A connection that waits for no answer longer than SILENCE_SECS: then it closes itself and raises OperationalError.
+
+    What became of the statement is not known. Whoever used the connection goes on with another one.
+    """
+
+    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+        """Run one exchange with the server."""
+        try:
+            return super().wait(gen, interval, SILENCE_SECS if timeout is None else timeout)
+        except psycopg.errors._WaitTimeout as error:  # noqa: SLF001 - what this method raises, by its documentation
+            self.pgconn.finish()
+            raise psycopg.OperationalError(f"the database was silent for {SILENCE_SECS} s") from error
 
 
 def make_engine(url: str, *, name: str, size: int) -> sa.Engine:
@@ -118,5 +136,11 @@ def _engine(url: str, *, name: str, size: int, session: Mapping[str, str], try_f
             "prepare_threshold": 2,
         },
     )
+    sa.event.listen(engine, "do_connect", _connect)
     sa.event.listen(engine, "connect", lambda connection, _record: arrays.register(connection))
     return engine
+
+
+def _connect(_dialect: object, _record: object, arguments: Any, parameters: Any) -> BoundedConnection:
+    """Make the connections of a pool of this module's: for SQLAlchemy's `do_connect`."""
+    return BoundedConnection.connect(*arguments, **parameters)

@@ -38,7 +38,7 @@ class Turnstile:
             raise Problem(
                 503,
                 "busy",
-                "Every thread that may is waiting for the database: try again.",
+                "Every thread is taken: the database is slow, or bodies come in slowly. Try again.",
                 headers={"Retry-After": str(RETRY_AFTER_SECS)},
             )
         self._jammed = False

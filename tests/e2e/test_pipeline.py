@@ -8,7 +8,7 @@ import time
 import requests
 
 from relay.core.model import Status
-from tests.stack import Stack, wait_until
+from tests.stack import Stack, own_postgres, wait_until
 from tests.traffic import Traffic, at_rest, check, duplicates, settle, still_works
 
 
@@ -106,3 +106,15 @@ def test_api_stops_under_load_and_answers_all_that_it_took(database: str, broker
         assert stack.rows("select count(*) from relay.events") == [(traffic.answers[202],)], traffic.unknown
         settle(stack)
         assert duplicates(check(stack, traffic)) == []
+
+
+def test_roles_that_start_without_the_database_wait_for_it(broker: str) -> None:
+    """Worker and publisher started while Postgres is away need no help when it comes (B-28)."""
+    with own_postgres() as server, Stack(database_url=server.url, broker_url=broker) as stack:
+        server.stop()
+        started = [stack.launch("publisher"), stack.launch("worker")]
+        for role in started:
+            role.wait_said("the database does not answer yet")
+        server.start()
+        started[0].wait_said("publishing")
+        started[1].wait_said("worker started")
