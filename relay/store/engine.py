@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from psycopg import sql
 
-#: Seconds. A database that does not answer must cost a thread this long at most.
+#: Seconds that connecting may take, and a statement, by the server's own clock.
 CONNECT_TIMEOUT_SECS = 5
 STATEMENT_TIMEOUT_SECS = 15
 #: Seconds a statement may wait for a lock somebody else holds.

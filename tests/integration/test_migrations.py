@@ -22,21 +22,7 @@ from relay.store.tables import metadata
 from tests.rows import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from relay.embedded.stack import Servers
-
-
-@pytest.fixture
-def empty(servers: Servers, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of a database with nothing in it."""
-    assert servers.postgres_url is not None
-    name = f"relay_empty_{abs(hash(request.node.name))}"
-    with psycopg.connect(servers.postgres_url, autocommit=True) as connection:
-        connection.execute(f"create database {name}")
-    yield sa.make_url(servers.postgres_url).set(database=name).render_as_string(hide_password=False)
-    with psycopg.connect(servers.postgres_url, autocommit=True) as connection:
-        connection.execute(f"drop database {name} with (force)")
 
 
 def _tables(url: str) -> set[str]:
@@ -49,17 +35,17 @@ def _tables(url: str) -> set[str]:
         }
 
 
-def test_up_down_and_up_again(empty: str) -> None:
+def test_up_down_and_up_again(bare_database: str) -> None:
     """An empty database can be brought up, taken down to nothing, and brought up again."""
-    upgrade(empty)
-    first = _tables(empty)
-    downgrade(empty, "base")
-    between = _tables(empty)
-    upgrade(empty)
+    upgrade(bare_database)
+    first = _tables(bare_database)
+    downgrade(bare_database, "base")
+    between = _tables(bare_database)
+    upgrade(bare_database)
 
     assert {table.name for table in metadata.tables.values()} <= first
     assert between == {"alembic_version"}
-    assert _tables(empty) == first
+    assert _tables(bare_database) == first
 
 
 def test_migrations_and_tables_agree(database: str) -> None:
@@ -74,12 +60,12 @@ def test_migrations_and_tables_agree(database: str) -> None:
         command.check(config)
 
 
-def test_two_runs_at_once_both_succeed(empty: str) -> None:
+def test_two_runs_at_once_both_succeed(bare_database: str) -> None:
     """Two processes that migrate one empty database at the same moment both end well (C-54's kind)."""
     program = "import sys; from relay.store.migrate import upgrade; sys.stdin.readline(); upgrade(sys.argv[1])"
     runs = [
         subprocess.Popen(
-            [sys.executable, "-c", program, empty], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", program, bare_database], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         for _ in range(2)
     ]
@@ -90,7 +76,7 @@ def test_two_runs_at_once_both_succeed(empty: str) -> None:
     said = [run.communicate(timeout=60)[1] for run in runs]
 
     assert [run.returncode for run in runs] == [0, 0], said
-    with psycopg.connect(empty) as connection:
+    with psycopg.connect(bare_database) as connection:
         row = connection.execute("select count(*) from relay.schema_info").fetchone()
     assert row == (1,)
 
@@ -127,10 +113,10 @@ def _check(url: str) -> None:
         engine.dispose()
 
 
-def test_no_schema_is_refused(empty: str) -> None:
+def test_no_schema_is_refused(bare_database: str) -> None:
     """Without a schema the refusal says to migrate."""
     with pytest.raises(SchemaMismatch, match="relay migrate"):
-        _check(empty)
+        _check(bare_database)
 
 
 def test_older_schema_is_refused(database: str) -> None:
