@@ -67,6 +67,8 @@ class Rows:
         timeout_ms: int | None = None,
         event_types: Sequence[str] = (),
         enabled: bool = True,
+        rate: float = 100_000.0,
+        burst: int = 100_000,
     ) -> UUID:
         """Make an endpoint; `secret` and `headers` are sealed with `vault`. Its rate is far above what tests send."""
         id_ = new_id()
@@ -82,7 +84,7 @@ class Rows:
             """
             insert into relay.endpoints (id, workspace_id, url, signing, secret, headers, retry, max_in_flight, timeout_ms,
                 event_types, enabled, rate_per_second, burst)
-            values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, 100000, 100000)
+            values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
             """,
             [
                 id_,
@@ -96,6 +98,8 @@ class Rows:
                 timeout_ms,
                 list(event_types),
                 enabled,
+                rate,
+                burst,
             ],
         )
         return id_

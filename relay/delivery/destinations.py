@@ -59,6 +59,8 @@ class Destination:
     certificate: bytes | None
     private_key: bytes | None
     timeout_ms: int
+    rate_per_second: float
+    burst: int
     max_in_flight: int
     retry: RetryPolicy
     #: Why nothing can be sent to it from this process: a secret that does not open.
@@ -154,6 +156,8 @@ class Destinations:
             certificate=None if row.certificate is None else row.certificate.encode(),
             private_key=private_key,
             timeout_ms=row.timeout_ms or self._timeout_ms,
+            rate_per_second=row.rate_per_second,
+            burst=row.burst,
             max_in_flight=row.max_in_flight or self._max_in_flight,
             retry=retry,
             fault=fault,

@@ -87,29 +87,33 @@ class Slots:
         #: Whether this installation has more than one workspace; kept up to date by the process's heartbeat.
         self.several_workspaces = False
 
-    def try_take(self, endpoint_id: UUID, workspace_id: UUID, *, limit: int) -> bool:
-        """Take a slot of the endpoint, which has `limit` of them; False where it or its workspace has none free."""
+    def take(self, endpoint_id: UUID, workspace_id: UUID, *, limit: int, want: int) -> int:
+        """Take up to `want` slots of the endpoint, which has `limit` of them; return how many it and its workspace had."""
         with self._lock:
             used = self._by_endpoint.get(endpoint_id.int, 0)
-            if used >= limit:
-                return False
+            got = min(want, limit - used)
             of_workspace = self._by_workspace.get(workspace_id.int, 0)
-            if self.several_workspaces and of_workspace >= self._workspace_cap:
-                return False
-            self._by_endpoint[endpoint_id.int] = used + 1
-            self._by_workspace[workspace_id.int] = of_workspace + 1
-            return True
+            if self.several_workspaces:
+                got = min(got, self._workspace_cap - of_workspace)
+            if got <= 0:
+                return 0
+            self._by_endpoint[endpoint_id.int] = used + got
+            self._by_workspace[workspace_id.int] = of_workspace + got
+            return got
 
-    def give_back(self, endpoint_id: UUID, workspace_id: UUID) -> None:
-        """Return a slot. Raises AssertionError where none is taken."""
-        self.give_back_all([(endpoint_id, workspace_id)])
+    def give_back(self, endpoint_id: UUID, workspace_id: UUID, count: int = 1) -> None:
+        """Return slots. Raises AssertionError where fewer are taken."""
+        if count:
+            with self._lock:
+                _count_down(self._by_endpoint, endpoint_id.int, count)
+                _count_down(self._by_workspace, workspace_id.int, count)
 
     def give_back_all(self, taken: Sequence[tuple[UUID, UUID]]) -> None:
         """Return slots, (endpoint, workspace) each. Raises AssertionError where one is not taken."""
         with self._lock:
             for endpoint_id, workspace_id in taken:
-                _count_down(self._by_endpoint, endpoint_id.int)
-                _count_down(self._by_workspace, workspace_id.int)
+                _count_down(self._by_endpoint, endpoint_id.int, 1)
+                _count_down(self._by_workspace, workspace_id.int, 1)
 
     def wait_secs(self, endpoint_id: UUID, *, limit: int, random: float) -> float:
         """Return how long a delivery without a slot waits, and count it among the waiting ones until then.
@@ -162,8 +166,8 @@ class _Waiting:
         return self._total
 
 
-def _count_down(counts: dict[int, int], key: int) -> None:
-    left = counts.get(key, 0) - 1
+def _count_down(counts: dict[int, int], key: int, count: int) -> None:
+    left = counts.get(key, 0) - count
     assert left >= 0, "a slot came back that nobody had taken"
     if left:
         counts[key] = left

@@ -18,11 +18,15 @@ import psycopg
 import sqlalchemy as sa
 
 from relay import failpoints, metrics
+from relay.core.backoff import RetryPolicy
 from relay.core.decision import Dead, Retry, decide
 from relay.core.model import AttemptClass, DeferReason, Status
-from relay.core.observation import Fault, Observation
-from relay.core.outcome import Outcome, internal_wait_seconds, judge
-from relay.store import destinations, results
+from relay.core.observation import Fault
+from relay.core.outcome import Outcome, judge
+from relay.delivery.aftermath import Result
+from relay.delivery.gate import Finished
+from relay.delivery.tally import Tally
+from relay.store import breakers, destinations, results
 from relay.store.engine import transaction
 from relay.store.results import AttemptRow, UnsentRow
 
@@ -30,8 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
-    from relay.delivery.dispatch import Leased
+    from relay.delivery.aftermath import Aftermath
     from relay.delivery.engine import Completed
+    from relay.delivery.gate import Gate, Leased
     from relay.delivery.permits import Room, Slots
 
 log = logging.getLogger(__name__)
@@ -51,8 +56,12 @@ LONGEST_US = 2**31 - 1
 
 _DATABASE_ERRORS = (sa.exc.SQLAlchemyError, psycopg.Error)
 
-#: (delivery, token) of a result to the endpoint, the seconds to hold it for, and whether to disable it.
-_Effects = dict[tuple["UUID", "UUID"], tuple["UUID", "float | None", bool]]
+
+#: Of tests: what fails is not tried again.
+ONCE = RetryPolicy(max_attempts=1)
+
+#: A result: its delivery and the lease that it was made under.
+_Key = tuple["UUID", "UUID"]
 
 
 class _OutOfTimeError(Exception):
@@ -60,19 +69,38 @@ class _OutOfTimeError(Exception):
 
 
 @dataclass(slots=True, kw_only=True)
-class Finished:
-    """An attempt that came to its end, judged or still to be judged."""
+class _Record:
+    """A judged attempt, ready to be written."""
 
+    row: AttemptRow
     leased: Leased
-    observation: Observation
-    verdict: Outcome | None = None
+    verdict: Outcome
+    #: Seconds for which the receiver wants its endpoint held.
+    hold_s: float | None
+
+    @property
+    def key(self) -> _Key:
+        return (self.row.delivery_id, self.row.lease_token)
 
 
 class Recorder:
     """Writes what became of leased deliveries, in batches, in a thread of its own."""
 
-    def __init__(self, hot: sa.Engine, *, room: Room, slots: Slots, retry_after_max_secs: float, worker: str) -> None:
+    def __init__(
+        self,
+        hot: sa.Engine,
+        *,
+        room: Room,
+        slots: Slots,
+        gate: Gate,
+        aftermath: Aftermath,
+        retry_after_max_secs: float,
+        worker: str,
+    ) -> None:
         self._hot = hot
+        self._gate = gate
+        self._aftermath = aftermath
+        self._tally = Tally()
         self._room = room
         self._slots = slots
         self._retry_after_max_secs = retry_after_max_secs
@@ -84,6 +112,8 @@ class Recorder:
         self._writing = 0
         #: Given up at the end of the grace: their leases expire.
         self._unwritten = 0
+        #: Since when (monotonic) results wait without one being written; None at rest.
+        self._idle_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="relay-recorder", daemon=True)
 
     @property
@@ -96,6 +126,12 @@ class Recorder:
         """How many results wait for their turn to be written: they pile up while the database is away."""
         return len(self._finished) + len(self._unsent)
 
+    @property
+    def oldest_secs(self) -> float:
+        """Seconds that results have waited without one being written: more than a few mean that the database is away."""
+        since = self._idle_since
+        return 0.0 if since is None else time.monotonic() - since
+
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
@@ -104,7 +140,7 @@ class Recorder:
         """Take results to write. Never blocks."""
         self._finished.extend(finished)
         self._unsent.extend(unsent)
-        self._arrived.set()
+        self._announce()
 
     def on_done(self, completed: Sequence[Completed]) -> None:
         """Take what the engine finished: return slots and room, and pass the results on. Runs in the engine's loop."""
@@ -118,9 +154,7 @@ class Recorder:
             else:
                 self._finished.append(Finished(leased=leased, observation=done.observation))
         self._room.release(len(completed))
-        # Setting it takes its lock, and this runs for every few replies.
-        if not self._arrived.is_set():
-            self._arrived.set()
+        self._announce()
 
     def release(self, leased: Sequence[Leased]) -> None:
         """Give back leases whose request never started (shutdown): slots, room and the attempt return."""
@@ -128,38 +162,33 @@ class Recorder:
         for one in leased:
             self._settle_unsent(one, abandoned=False)
         self._room.release(len(leased))
-        self._arrived.set()
+        self._announce()
 
     def stop(self, deadline: float) -> bool:
         """Write what waits until `deadline` (monotonic); return whether all of it was written."""
         self._stop_at = deadline
         self._arrived.set()
-        self._thread.join(max(0.0, deadline - time.monotonic()) + 1.0)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
         return self.waiting == 0
 
     def _settle_unsent(self, leased: Leased, *, abandoned: bool) -> None:
         if abandoned:
             # The receiver may have it: the attempt stays spent, and the reaper finds the lease.
             return
-        self._unsent.append(
-            UnsentRow(
-                delivery_id=leased.row.id,
-                endpoint_id=leased.row.endpoint_id,
-                lease_token=leased.token,
-                next_status=Status.PENDING,
-                reason=None,
-                wait_secs=0.0,
-                deferred_reason=None,
-                at=leased.row.claimed_at,
-                generation=leased.row.generation,
-                worker=self._worker,
-            )
-        )
+        self._unsent.append(self._gate.unsent(leased, wait=0.0))
+
+    def _announce(self) -> None:
+        if self._idle_since is None:
+            self._idle_since = time.monotonic()
+        # Setting it takes its lock, and this runs for every few replies.
+        if not self._arrived.is_set():
+            self._arrived.set()
 
     def _run(self) -> None:
         while True:
             self._arrived.wait(0.5)
             if self._stop_at is not None and (self.waiting == 0 or time.monotonic() > self._stop_at):
+                self._write_tally()
                 return
             if self._stop_at is None and len(self._finished) + len(self._unsent) < BATCH:
                 time.sleep(GATHER_SECS)
@@ -169,8 +198,12 @@ class Recorder:
             except Exception:  # the thread's own boundary: a bug must not end all recording
                 log.exception("recording failed")
                 time.sleep(RETRY_SECS)
+            # In this order: what arrives after the look is announced by who brought it.
+            self._idle_since = None
             if self._finished or self._unsent:
-                self._arrived.set()
+                self._announce()
+            if self._tally.is_due():
+                self._write_tally()
 
     def _write_some(self) -> None:
         finished = [self._finished.popleft() for _ in range(min(BATCH, len(self._finished)))]
@@ -190,9 +223,7 @@ class Recorder:
     # --- attempts ---
 
     def _write_finished(self, finished: list[Finished], unsent: list[UnsentRow]) -> None:
-        rows: list[AttemptRow] = []
-        done: list[tuple[Finished, Outcome]] = []
-        effects: _Effects = {}
+        records: list[_Record] = []
         now = time.time()
         for one in finished:
             leased = one.leased
@@ -203,51 +234,31 @@ class Recorder:
                 retry_after_max_s=self._retry_after_max_secs,
             )
             if verdict.cls is AttemptClass.DEFERRED:
-                unsent.append(self._internal(leased, one.observation))
-                continue
-            row, hold_s = _attempt_row(one, verdict, self._worker)
-            rows.append(row)
-            done.append((one, verdict))
-            if hold_s is not None or verdict.disables_endpoint:
-                effects[(row.delivery_id, row.lease_token)] = (
-                    leased.row.endpoint_id,
-                    hold_s,
-                    verdict.disables_endpoint,
+                log.error(
+                    "a send failed here, not at the receiver",
+                    extra={"delivery_id": str(leased.row.id), "error": one.observation.text},
                 )
-        self._writing = len(rows) + len(unsent)
-        if not rows:
+                unsent.append(self._gate.internal(leased))
+                continue
+            records.append(_record_of(one, verdict, self._worker))
+        self._writing = len(records) + len(unsent)
+        if not records:
             return
         began = time.monotonic()
         failpoints.hit("record.before")
-        stale = self._persist(rows, effects)
+        stale = self._persist(records)
         persist_us = int((time.monotonic() - began) * 1e6)
-        for row, (_, verdict) in zip(rows, done, strict=True):
-            if (row.delivery_id, row.lease_token) not in stale:
-                metrics.attempt(verdict.cls)
+        for record in records:
+            if record.key not in stale:
+                cls = record.verdict.cls
+                metrics.attempt(cls)
+                self._tally.add(record.leased.row.endpoint_id, cls, at=now)
         if stale:
             metrics.STALE_RESULTS.inc(len(stale))
-        _log_attempts(rows, done, stale, persist_us)
+        _log_attempts(records, stale, persist_us)
 
-    def _internal(self, leased: Leased, observation: Observation) -> UnsentRow:
-        log.error(
-            "a send failed here, not at the receiver",
-            extra={"delivery_id": str(leased.row.id), "error": observation.text},
-        )
-        return UnsentRow(
-            delivery_id=leased.row.id,
-            endpoint_id=leased.row.endpoint_id,
-            lease_token=leased.token,
-            next_status=Status.PENDING,
-            reason=None,
-            wait_secs=internal_wait_seconds(leased.row.internal_deferrals),
-            deferred_reason=DeferReason.INTERNAL,
-            at=leased.row.claimed_at,
-            generation=leased.row.generation,
-            worker=self._worker,
-        )
-
-    def _persist(self, rows: Sequence[AttemptRow], effects: _Effects) -> set[tuple[UUID, UUID]]:
-        """Write until it is written; return the (delivery, token) pairs that the fence kept out.
+    def _persist(self, records: Sequence[_Record]) -> set[_Key]:
+        """Write until it is written; return the keys of those that the fence kept out.
 
         Raises _OutOfTimeError when it is time to leave and it was not written.
         """
@@ -255,16 +266,25 @@ class Recorder:
         while True:
             try:
                 with self._hot.connect() as connection:
-                    stale = _record(connection, rows, unsure=unsure)
-                    _affect_endpoints(connection, rows, effects, stale)
+                    stale = _record(connection, [record.row for record in records], unsure=unsure)
+                    self._aftermath.apply(
+                        connection,
+                        [
+                            Result(leased=record.leased, verdict=record.verdict, hold_s=record.hold_s)
+                            for record in records
+                            if not stale or record.key not in stale
+                        ],
+                    )
                     return stale
             except psycopg.DataError:
                 # A value that the database will not take: find the one row, so that it costs no other its record.
-                if len(rows) == 1:
-                    log.exception("an attempt cannot be recorded", extra={"delivery_id": str(rows[0].delivery_id)})
-                    return {(rows[0].delivery_id, rows[0].lease_token)}
-                half = len(rows) // 2
-                return self._persist(rows[:half], effects) | self._persist(rows[half:], effects)
+                if len(records) == 1:
+                    log.exception(
+                        "an attempt cannot be recorded", extra={"delivery_id": str(records[0].row.delivery_id)}
+                    )
+                    return {records[0].key}
+                half = len(records) // 2
+                return self._persist(records[:half]) | self._persist(records[half:])
             except _DATABASE_ERRORS as error:
                 unsure = True
                 self._wait_for_database(error)
@@ -273,18 +293,30 @@ class Recorder:
 
     def _write_unsent(self, rows: list[UnsentRow]) -> None:
         paused = {row.endpoint_id for row in rows if row.deferred_reason == DeferReason.PAUSED}
+        probes = {row.delivery_id: row.endpoint_id for row in rows if row.probe}
         while True:
             try:
                 with self._hot.connect() as connection, transaction(connection):
                     disabled = destinations.lock_disabled(connection, list(paused)) if paused else set()
                     written = results.record_unsent(connection, [_unless_enabled(row, disabled) for row in rows])
+                    if probes:
+                        breakers.hand_back(connection, probes)
                 break
             except _DATABASE_ERRORS as error:
                 # Fenced by the token, so a try whose reply was lost and one more give the attempt back once.
                 self._wait_for_database(error)
+        now = time.time()
         for row in written:
             if row.deferred_reason is not None:
                 metrics.deferred(DeferReason(row.deferred_reason), logged=row.logged)
+                self._tally.add(row.endpoint_id, AttemptClass.DEFERRED, at=now)
+
+    def _write_tally(self) -> None:
+        try:
+            with self._hot.connect() as connection:
+                self._tally.write(connection)
+        except _DATABASE_ERRORS as error:
+            log.warning("an endpoint's counts were lost", extra={"error": str(error).strip()[:200]})
 
     def _wait_for_database(self, error: Exception) -> None:
         said = {"waiting": self.waiting, "error": str(error).strip()[:200]}
@@ -293,9 +325,10 @@ class Recorder:
             log.error("results cannot be written; they are kept and tried again", extra=said)
         else:
             log.warning("results wait for the database", extra=said)
-        time.sleep(RETRY_SECS * (0.5 + random.random()))
-        if self._stop_at is not None and time.monotonic() > self._stop_at:
+        wait = RETRY_SECS * (0.5 + random.random())
+        if self._stop_at is not None and time.monotonic() + wait > self._stop_at:
             raise _OutOfTimeError
+        time.sleep(wait)
 
 
 def _record(connection: sa.Connection, rows: Sequence[AttemptRow], *, unsure: bool) -> set[tuple[UUID, UUID]]:
@@ -308,33 +341,6 @@ def _record(connection: sa.Connection, rows: Sequence[AttemptRow], *, unsure: bo
     return {(row.delivery_id, row.lease_token) for row in rows} - results.recorded(connection, rows)
 
 
-def _affect_endpoints(
-    connection: sa.Connection, rows: Sequence[AttemptRow], effects: _Effects, stale: set[tuple[UUID, UUID]]
-) -> None:
-    """Hold and disable endpoints as the receivers asked; what a stale result asks for is not done."""
-    holds: dict[UUID, float] = {}
-    gone: dict[UUID, UUID] = {}
-    for row in rows if effects else ():
-        pair = (row.delivery_id, row.lease_token)
-        if pair not in effects or pair in stale:
-            continue
-        endpoint_id, hold_s, disables = effects[pair]
-        if hold_s is not None:
-            holds[endpoint_id] = max(hold_s, holds.get(endpoint_id, 0.0))
-        if disables:
-            gone[endpoint_id] = row.delivery_id
-    if holds:
-        destinations.hold(connection, holds)
-    for endpoint_id, delivery_id in gone.items():
-        _disable(connection, endpoint_id, delivery_id)
-
-
-def _disable(connection: sa.Connection, endpoint_id: UUID, delivery_id: UUID) -> None:
-    with transaction(connection):
-        if destinations.disable(connection, endpoint_id, reason="gone", delivery_id=delivery_id):
-            log.warning("an endpoint answered 410 and is disabled", extra={"endpoint_id": str(endpoint_id)})
-
-
 def _unless_enabled(row: UnsentRow, disabled: set[UUID]) -> UnsentRow:
     """Pause a row only if its endpoint is still disabled; an enable since makes it due at once."""
     if row.deferred_reason != DeferReason.PAUSED or row.endpoint_id in disabled:
@@ -342,19 +348,20 @@ def _unless_enabled(row: UnsentRow, disabled: set[UUID]) -> UnsentRow:
     return row._replace(deferred_reason=None, wait_secs=0.0)
 
 
-def _attempt_row(one: Finished, verdict: Outcome, worker: str) -> tuple[AttemptRow, float | None]:
-    """Return the row to write and the seconds for which its endpoint is held, if it is."""
+def _record_of(one: Finished, verdict: Outcome, worker: str) -> _Record:
+    """Decide what becomes of the delivery."""
     leased, seen = one.leased, one.observation
     row = leased.row
     status, reason, wait, hold_s = Status.DELIVERED, None, None, None
     if verdict.cls is not AttemptClass.SUCCESS:
-        decision = decide(leased.destination.retry, spent=row.spent, outcome=verdict, random=random.random())
+        policy = ONCE if leased.test else leased.destination.retry
+        decision = decide(policy, spent=row.spent, outcome=verdict, random=random.random())
         if isinstance(decision, Dead):
             status, reason, hold_s = Status.DEAD, decision.reason.value, decision.hold_s
         elif isinstance(decision, Retry):
             status, wait, hold_s = Status.PENDING, decision.wait_s, decision.hold_s
-    return (
-        AttemptRow(
+    return _Record(
+        row=AttemptRow(
             delivery_id=row.id,
             lease_token=leased.token,
             next_status=status,
@@ -382,7 +389,9 @@ def _attempt_row(one: Finished, verdict: Outcome, worker: str) -> tuple[AttemptR
             reply_headers=_header_text(seen.headers) if seen.headers else None,
             snippet=_display(seen.snippet) if seen.snippet else None,
         ),
-        hold_s,
+        leased=leased,
+        verdict=verdict,
+        hold_s=hold_s,
     )
 
 
@@ -396,19 +405,15 @@ def _display(snippet: bytes) -> str:
     return snippet.decode("utf-8", "replace").replace("\0", "�")
 
 
-def _log_attempts(
-    rows: Sequence[AttemptRow],
-    done: Sequence[tuple[Finished, Outcome]],
-    stale: set[tuple[UUID, UUID]],
-    persist_us: int,
-) -> None:
+def _log_attempts(records: Sequence[_Record], stale: set[_Key], persist_us: int) -> None:
     if not stale and not attempts_log.isEnabledFor(logging.WARNING):
         return
     successes = attempts_log.isEnabledFor(logging.INFO)
-    for row, (one, verdict) in zip(rows, done, strict=True):
+    for record in records:
+        row, verdict, leased = record.row, record.verdict, record.leased
         if verdict.cls is AttemptClass.SUCCESS and not successes and not stale:
             continue
-        if stale and (row.delivery_id, row.lease_token) in stale:
+        if stale and record.key in stale:
             log.warning(
                 "a stale result was dropped: the lease had gone to another",
                 extra={"delivery_id": str(row.delivery_id), "attempt": row.number, "outcome": verdict.cls.label},
@@ -417,7 +422,6 @@ def _log_attempts(
         level = logging.INFO if verdict.cls is AttemptClass.SUCCESS else logging.WARNING
         if not attempts_log.isEnabledFor(level):
             continue
-        leased = one.leased
         attempts_log.log(
             level,
             "delivery.attempted",

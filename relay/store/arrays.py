@@ -22,8 +22,18 @@ if TYPE_CHECKING:
     import psycopg
 
 # pg_type.h: an array's type, and its elements'.
-_BOOL, _INT2, _INT4, _FLOAT8, _TEXT, _TIMESTAMPTZ, _UUID = 16, 21, 23, 701, 25, 1184, 2950
-_ARRAY_OF = {_BOOL: 1000, _INT2: 1005, _INT4: 1007, _FLOAT8: 1022, _TEXT: 1009, _TIMESTAMPTZ: 1185, _UUID: 2951}
+_BOOL, _BYTEA, _INT8, _INT2, _INT4, _FLOAT8, _TEXT, _TIMESTAMPTZ, _UUID = 16, 17, 20, 21, 23, 701, 25, 1184, 2950
+_ARRAY_OF = {
+    _BOOL: 1000,
+    _BYTEA: 1001,
+    _INT8: 1016,
+    _INT2: 1005,
+    _INT4: 1007,
+    _FLOAT8: 1022,
+    _TEXT: 1009,
+    _TIMESTAMPTZ: 1185,
+    _UUID: 2951,
+}
 
 _NULL = b"\xff\xff\xff\xff"
 #: 2000-01-01 UTC in Unix seconds: where Postgres's timestamps begin.
@@ -44,6 +54,23 @@ class Packed:
 def uuids(values: Sequence[UUID]) -> Packed:
     """Pack a uuid column without nulls."""
     return Packed(_UUID, len(values), b"".join([b"\0\0\0\x10" + value.bytes for value in values]))
+
+
+def nullable_uuids(values: Sequence[UUID | None]) -> Packed:
+    """Pack a uuid column with nulls."""
+    parts = [_NULL if value is None else b"\0\0\0\x10" + value.bytes for value in values]
+    return Packed(_UUID, len(values), b"".join(parts))
+
+
+def byteas(values: Sequence[bytes | None]) -> Packed:
+    """Pack a bytea column with nulls."""
+    parts: list[bytes] = []
+    for value in values:
+        if value is None:
+            parts.append(_NULL)
+        else:
+            parts += (len(value).to_bytes(4, "big"), value)
+    return Packed(_BYTEA, len(values), b"".join(parts))
 
 
 def int2s(values: Sequence[int]) -> Packed:
@@ -67,6 +94,11 @@ def nullable_int4s(values: Sequence[int | None]) -> Packed:
         len(values),
         b"".join([_NULL if value is None else struct.pack(">ii", 4, value) for value in values]),
     )
+
+
+def int8s(values: Sequence[int]) -> Packed:
+    """Pack a bigint column without nulls."""
+    return Packed(_INT8, len(values), b"".join([struct.pack(">iq", 8, value) for value in values]))
 
 
 def bools(values: Sequence[bool]) -> Packed:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 _LOAD = sql.SQL("""
 select id, version, transport, url, signing, headers, certificate, certificate_key, secret,
-    previous_secret, extract(epoch from previous_secret_expires_at)::float8, max_in_flight, timeout_ms, retry
+    previous_secret, extract(epoch from previous_secret_expires_at)::float8, rate_per_second, burst, max_in_flight,
+    timeout_ms, retry
 from relay.endpoints where id = any(%(ids)s)
 """)
 
@@ -59,6 +60,8 @@ class DestinationRow(NamedTuple):
     previous_secret: bytes | None
     #: Unix seconds, by the database's clock.
     previous_secret_expires_at: float | None
+    rate_per_second: float
+    burst: int
     max_in_flight: int | None
     timeout_ms: int | None
     retry: dict[str, Any]
@@ -82,9 +85,10 @@ def lock_disabled(connection: sa.Connection, ids: Sequence[UUID]) -> set[UUID]:
     return {row[0] for row in run(connection, _STILL_DISABLED, {"ids": sorted(ids)}).fetchall()}
 
 
-def disable(connection: sa.Connection, endpoint_id: UUID, *, reason: str, delivery_id: UUID) -> bool:
+def disable(connection: sa.Connection, endpoint_id: UUID, *, reason: str, delivery_id: UUID | None) -> bool:
     """Disable an endpoint for its own answers, with an audit record; False where that was done already.
 
+    `delivery_id` is the one whose answer did it, if it was one.
     An implicit endpoint (of jobs) is never disabled.
     """
     workspace_id = connection.execute(_DISABLE, {"id": endpoint_id, "reason": reason}).scalar_one_or_none()
@@ -97,7 +101,8 @@ def disable(connection: sa.Connection, endpoint_id: UUID, *, reason: str, delive
         action="endpoint.disabled",
         target=f"endpoint:{endpoint_id}",
         before={"enabled": True},
-        after={"enabled": False, "reason": reason, "delivery_id": str(delivery_id)},
+        after={"enabled": False, "reason": reason}
+        | ({} if delivery_id is None else {"delivery_id": str(delivery_id)}),
     )
     return True
 

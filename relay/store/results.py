@@ -67,11 +67,14 @@ class UnsentRow(NamedTuple):
     at: datetime
     generation: int
     worker: str
+    #: It was its endpoint's probe, which another one may be now.
+    probe: bool = False
 
 
 class GivenBack(NamedTuple):
     """An unsent row that was written."""
 
+    endpoint_id: UUID
     deferred_reason: str | None
     #: Whether it has a line in the log: the first of a run of deferrals does.
     logged: bool
@@ -92,7 +95,9 @@ with r as (
 u as (
     update relay.deliveries d
     set status = r.next_status, reason = r.reason, lease_token = null, lease_until = null, announced_at = null,
-        due_at = case when r.next_status = 0 then now() + make_interval(secs => r.wait) else d.due_at end,
+        -- Never past its expiry, at which the claim ends it (`least` passes over a null).
+        due_at = case when r.next_status = 0 then least(now() + make_interval(secs => r.wait), d.expires_at)
+            else d.due_at end,
         finished_at = case when r.next_status = 0 then null else now() end,
         deferred_reason = null, deferred_since = null, deferred_count = 0,
         last_attempt = case when r.next_status = 3 then jsonb_build_object(
@@ -134,6 +139,20 @@ _PACK: tuple[Callable[[Any], Packed], ...] = (
     *(arrays.texts,) * 4,
 )
 
+# The same for UnsentRow; whether it was a probe is the endpoint's, and not written here.
+_PACK_UNSENT: tuple[Callable[[Any], Packed], ...] = (
+    arrays.uuids,
+    arrays.uuids,
+    arrays.uuids,
+    arrays.int2s,
+    arrays.texts,
+    arrays.nullable_float8s,
+    arrays.texts,
+    arrays.timestamps,
+    arrays.int4s,
+    arrays.texts,
+)
+
 _RECORDED = sql.SQL("""
 select a.delivery_id, a.lease_token
 from unnest(%(ids)s::uuid[], %(tokens)s::uuid[], %(ats)s::timestamptz[]) as r(id, token, at)
@@ -158,7 +177,9 @@ u as (
     update relay.deliveries d
     set status = r.next_status, reason = r.reason, lease_token = null, lease_until = null, announced_at = null,
         attempt_count = d.attempt_count - 1,
-        due_at = case when r.next_status = 0 then now() + make_interval(secs => r.wait) else d.due_at end,
+        due_at = case when r.next_status <> 0 then d.due_at
+            when r.wait is null then null
+            else least(now() + make_interval(secs => r.wait), d.expires_at) end,
         finished_at = case when r.next_status = 0 then null else now() end,
         deferred_reason = r.deferred,
         deferred_since = case when r.deferred is null then null
@@ -167,7 +188,7 @@ u as (
             when r.deferred is distinct from r.before then 1 else d.deferred_count + 1 end
     from r
     where d.id = r.id and d.lease_token = r.token and d.status + 0 = 1
-    returning d.id, r.token, r.at, r.generation, r.worker, r.deferred, r.before
+    returning d.id, d.endpoint_id, r.token, r.at, r.generation, r.worker, r.deferred, r.before
 ),
 log as (
     -- One row for a run of deferrals, however long the run.
@@ -175,7 +196,7 @@ log as (
     select id, token, at, generation, 3, deferred, worker from u
     where deferred is not null and deferred is distinct from before
 )
-select deferred, deferred is not null and deferred is distinct from before from u
+select endpoint_id, deferred, deferred is not null and deferred is distinct from before from u
 """)
 
 
@@ -200,5 +221,6 @@ def recorded(connection: sa.Connection, rows: Sequence[AttemptRow]) -> set[tuple
 
 def record_unsent(connection: sa.Connection, rows: Sequence[UnsentRow]) -> list[GivenBack]:
     """Give leased rows back unsent, their attempt uncounted; return what became of those that the fence let through."""
-    cursor = run(connection, _UNSENT, [list(column) for column in zip(*rows, strict=True)])
+    columns = list(zip(*rows, strict=True))
+    cursor = run(connection, _UNSENT, [pack(column) for pack, column in zip(_PACK_UNSENT, columns, strict=False)])
     return [GivenBack._make(row) for row in cursor.fetchall()]

@@ -9,7 +9,7 @@ from relay.core.errors import ConfigurationError, SchemaMismatch
 #: The schema this release was written for: schema_info.version must be at least this, and
 #: schema_info.oldest_supported at most this. So a release runs on the schema of the next one, and a
 #: fleet is upgraded by migrating first and replacing processes after.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def check(connection: sa.Connection) -> None:

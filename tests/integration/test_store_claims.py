@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 
-from relay.core.model import Status
+from relay.core.model import BreakerState, EventSource, Status
 from relay.store import claims
 
 if TYPE_CHECKING:
@@ -46,12 +46,7 @@ def test_claim_leases_counts_and_returns_what_a_send_needs(hot: sa.Engine, rows:
 
     assert (claimed.id, claimed.endpoint_id, claimed.workspace_id) == (delivery, endpoint, rows.workspace_id)
     assert (claimed.payload, claimed.content_type, claimed.event_type) == (payload, "x/y", "order.paid")
-    assert (claimed.attempt_count, claimed.spent, claimed.endpoint_enabled, claimed.endpoint_deleted) == (
-        1,
-        1,
-        True,
-        False,
-    )
+    assert (claimed.attempt_count, claimed.spent, claimed.closer, claimed.endpoint_version) == (1, 1, 0, 1)
     assert (row["status"], row["lease_token"], row["attempt_count"]) == (Status.IN_FLIGHT, token, 1)
     assert row["announced_at"] is None
     assert 55 < row["leased_for"] <= 60
@@ -151,7 +146,7 @@ def test_spent_counts_this_generation_alone(hot: sa.Engine, rows: Rows) -> None:
 
 
 def test_a_claim_tells_what_holds_its_endpoint(hot: sa.Engine, rows: Rows) -> None:
-    """Disabled, deleted, held, and the settings' version come with the row."""
+    """A row that something may hold back says so, and a closer look tells what; any other says 0."""
     endpoint = rows.endpoint()
     delivery = rows.delivery(endpoint)
     rows.sql(
@@ -161,10 +156,43 @@ def test_a_claim_tells_what_holds_its_endpoint(hot: sa.Engine, rows: Rows) -> No
     )
 
     (claimed,) = claim(hot, [delivery])
+    with hot.connect() as connection:
+        seen = claims.look_closer(connection, [delivery])[delivery]
 
-    assert (claimed.endpoint_enabled, claimed.endpoint_deleted, claimed.endpoint_version) == (False, True, 2)
-    assert claimed.held_secs is not None
-    assert 0 < claimed.held_secs <= 9
+    assert claimed.endpoint_version == 2
+    assert claimed.closer != 0
+    assert (seen.endpoint_enabled, seen.endpoint_deleted, seen.expired) == (False, True, False)
+    assert seen.held_s is not None
+    assert 0 < seen.held_s <= 9
+
+
+def test_each_circumstance_asks_for_a_closer_look(hot: sa.Engine, rows: Rows) -> None:
+    """An open breaker, an earlier deferral, an expiry that has come and a test each make the number another than 0."""
+    opened, plain = rows.endpoint(), rows.endpoint()
+    rows.sql("update relay.endpoints set breaker_state = 1, breaker_generation = 4 where id = %s", [opened])
+    ids = {
+        name: rows.delivery(opened if name == "breaker" else plain)
+        for name in ("breaker", "deferred", "expired", "test")
+    }
+    rows.sql(
+        "update relay.deliveries set deferred_reason = 'internal', deferred_count = 3 where id = %s", [ids["deferred"]]
+    )
+    rows.sql("update relay.deliveries set expires_at = now() where id = %s", [ids["expired"]])
+    rows.sql(
+        "update relay.events set source = 3 where id = (select event_id from relay.deliveries where id = %s)",
+        [ids["test"]],
+    )
+
+    got = {row.id: row.closer for row in claim(hot, list(ids.values()))}
+    with hot.connect() as connection:
+        seen = claims.look_closer(connection, list(ids.values()))
+
+    assert all(got[id_] for id_ in ids.values())
+    assert len(set(got.values())) == 4
+    assert (seen[ids["breaker"]].breaker.state, seen[ids["breaker"]].breaker.generation) == (BreakerState.OPEN, 4)
+    assert (seen[ids["deferred"]].deferred_reason, seen[ids["deferred"]].deferred_count) == ("internal", 3)
+    assert seen[ids["expired"]].expired
+    assert seen[ids["test"]].source is EventSource.TEST
 
 
 def test_version_moves_with_settings_and_not_with_deliveries(rows: Rows) -> None:

@@ -1,0 +1,161 @@
+"""What results do to their endpoints: count for the breaker, hold, disable, and bring waiting rows back.
+
+A success on a healthy endpoint writes nothing: one statement a batch looks for counts that are above 0.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from relay.core import breaker
+from relay.core.auto_disable import fails_for_good
+from relay.core.breaker import Summary
+from relay.core.model import AttemptClass, BreakerEffect, BreakerState, Status
+from relay.store import breakers, destinations, wakes
+from relay.store.breakers import Answered
+from relay.store.engine import transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from uuid import UUID
+
+    import sqlalchemy as sa
+
+    from relay.core.breaker import Breaker, BreakerPolicy
+    from relay.core.outcome import Outcome
+    from relay.delivery.gate import Leased
+    from relay.store.breakers import Standing
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A recorded attempt, and what it asks of its endpoint."""
+
+    leased: Leased
+    verdict: Outcome
+    #: Seconds to hold the endpoint for; None for no hold.
+    hold_s: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Endpoint:
+    """What a batch says of one endpoint."""
+
+    summaries: dict[int, Summary] = field(default_factory=dict)
+    succeeded: bool = False
+    #: Attempts after the last success of the batch.
+    failed: int = 0
+    #: Of the breaker's generations in which a probe of the batch went, those whose probe said nothing.
+    unheard: set[int] = field(default_factory=set)
+    probed: bool = False
+    hold_s: float = 0.0
+    #: The delivery that was answered 410.
+    gone: UUID | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether all of it was success, and none of it a probe."""
+        return not self.failed and not self.probed
+
+
+class Aftermath:
+    """Applies results to endpoints, for one process."""
+
+    def __init__(self, *, policy: BreakerPolicy, auto_disable_after_s: float, on_wake: Callable[[], None]) -> None:
+        """`on_wake` is told when rows were asked to be brought forward, so that it need not wait for beat."""
+        self._policy = policy
+        self._auto_disable_after_s = auto_disable_after_s
+        self._on_wake = on_wake
+
+    def apply(self, connection: sa.Connection, results: Sequence[Result]) -> None:
+        """Apply the results of one recording, in their order. `connection` is in autocommit."""
+        found: dict[UUID, _Endpoint] = {}
+        for result in results:
+            if not result.leased.test:
+                _take_in(found.setdefault(result.leased.row.endpoint_id, _Endpoint()), result)
+        answered = [
+            Answered(id_, generation, seen.succeeded)
+            for id_, seen in found.items()
+            if seen.plain
+            for generation in seen.summaries
+        ]
+        if answered:
+            breakers.clear_counts(connection, answered)
+        moved = {id_: seen for id_, seen in found.items() if not seen.plain}
+        if not moved:
+            return
+        holds = {id_: seen.hold_s for id_, seen in moved.items() if seen.hold_s > 0}
+        if holds:
+            # Before a breaker closes: what it brings forward comes back when the hold is over.
+            destinations.hold(connection, holds)
+        with transaction(connection):
+            woken = self._move(connection, moved)
+        if woken:
+            self._on_wake()
+
+    def _move(self, connection: sa.Connection, moved: dict[UUID, _Endpoint]) -> bool:
+        """Write the new states of endpoints that failed or were probed; return whether rows are to be brought forward."""
+        woken = False
+        states: dict[UUID, tuple[Breaker, int, bool]] = {}
+        for standing in breakers.lock(connection, list(moved)):
+            id_, seen = standing.endpoint_id, moved[standing.endpoint_id]
+            after = self._after(standing.breaker, seen)
+            begins = seen.failed > 0 and (seen.succeeded or not standing.failing_attempts)
+            attempts = seen.failed if seen.succeeded else standing.failing_attempts + seen.failed
+            states[id_] = (after, attempts, begins)
+            if after.state is not standing.breaker.state:
+                log.warning(
+                    "a breaker changed",
+                    extra={
+                        "endpoint_id": str(id_),
+                        "from": standing.breaker.state.name.lower(),
+                        "to": after.state.name.lower(),
+                        "cooldown_s": after.open_s,
+                    },
+                )
+            if standing.deleted:
+                # What is in flight ended after the deletion's sweep, and waits for a retry that nobody wants.
+                wakes.ask_to_end(connection, id_, Status.DEAD)
+                woken = True
+            elif after.state is BreakerState.CLOSED and standing.breaker.state is not BreakerState.CLOSED:
+                wakes.ask_to_bring_forward(connection, id_)
+                woken = True
+            if seen.gone is not None:
+                self._disable(connection, standing, "gone", seen.gone)
+            elif not begins and fails_for_good(attempts, standing.failing_s, self._auto_disable_after_s):
+                self._disable(connection, standing, "failing", None)
+        breakers.save(connection, states)
+        return woken
+
+    def _after(self, before: Breaker, seen: _Endpoint) -> Breaker:
+        after = before
+        for generation, summary in seen.summaries.items():
+            after = breaker.after_report(after, summary.report(generation), self._policy)
+        if before.state is BreakerState.HALF_OPEN and before.generation in seen.unheard:
+            return breaker.handed_back(before)
+        return after
+
+    def _disable(self, connection: sa.Connection, standing: Standing, reason: str, delivery_id: UUID | None) -> None:
+        if destinations.disable(connection, standing.endpoint_id, reason=reason, delivery_id=delivery_id):
+            log.warning("an endpoint was disabled", extra={"endpoint_id": str(standing.endpoint_id), "reason": reason})
+
+
+def _take_in(seen: _Endpoint, result: Result) -> None:
+    leased, verdict = result.leased, result.verdict
+    seen.summaries.setdefault(leased.breaker_generation, Summary()).add(verdict.breaker)
+    if leased.probe:
+        seen.probed = True
+        if verdict.breaker is BreakerEffect.NONE:
+            seen.unheard.add(leased.breaker_generation)
+    if verdict.cls is AttemptClass.SUCCESS:
+        seen.succeeded, seen.failed = True, 0
+    else:
+        seen.failed += 1
+    if result.hold_s is not None:
+        seen.hold_s = max(seen.hold_s, result.hold_s)
+    if verdict.disables_endpoint:
+        seen.gone = leased.row.id
