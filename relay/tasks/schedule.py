@@ -6,8 +6,16 @@ from typing import Any
 
 from relay.store.heartbeats import BEAT_SECS
 
-#: Sweep (relay/sweeps) to seconds between two ticks. The sweeps' own intervals are the same.
-SWEEPS = {"reap": 5.0, "reconcile": 10.0, "stream-upkeep": 15.0, "partitions": 3600.0}
+#: Sweep (relay/sweeps) to seconds between two ticks. The sweeps' own intervals are the same, but for `wake`'s.
+SWEEPS = {
+    "reap": 5.0,
+    "reconcile": 10.0,
+    "stream-upkeep": 15.0,
+    "partitions": 3600.0,
+    # A worker that closes a breaker does not wait for it.
+    "wake": 2.0,
+    "sleepers": 60.0,
+}
 
 
 def task_name(sweep: str) -> str:

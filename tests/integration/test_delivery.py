@@ -540,7 +540,7 @@ def test_a_leaked_slot_is_caught(start_worker: StartWorker) -> None:
     """What every test here ends with does fail when one slot, or some room, did not come back (B-71)."""
     worker = start_worker()
     endpoint, workspace = uuid4(), uuid4()
-    worker.slots.try_take(endpoint, workspace, limit=1)
+    assert worker.slots.take(endpoint, workspace, limit=1, want=2) == 1
     worker.intake.join(time.monotonic() + 5)
     with pytest.raises(AssertionError, match="did not come back"):
         at_rest(worker, patience=0.1)
@@ -868,6 +868,7 @@ def test_results_that_were_never_written_are_not_called_written(
     finally:
         rows.connection.execute("alter table relay.elsewhere rename to delivery_attempts")
     assert rows.get(delivery)["status"] == Status.IN_FLIGHT
+    worker.recorder._thread.join(5)
     worker.recorder._unwritten = 0
 
 
