@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from relay.core.model import AttemptClass, DeferReason
+from relay.core.model import AttemptClass, DeadReason, DeferReason
 
 REGISTRY = CollectorRegistry(auto_describe=True)
 
@@ -15,6 +15,7 @@ ATTEMPTS = Counter("relay_delivery_attempts_total", "Attempts by what they came 
 DEFERRED = Counter(
     "relay_deliveries_deferred_total", "Deliveries held back by a gate, each time.", ["reason"], registry=REGISTRY
 )
+DEAD = Counter("relay_deliveries_dead_total", "Deliveries given up, by reason.", ["reason"], registry=REGISTRY)
 STALE_RESULTS = Counter(
     "relay_stale_results_total", "Results dropped because the lease had gone to another worker.", registry=REGISTRY
 )
@@ -27,11 +28,17 @@ UNRECORDED = Gauge("relay_results_waiting", "Results of this process that are no
 
 _ATTEMPTS = {cls: ATTEMPTS.labels(cls.label) for cls in AttemptClass}
 _DEFERRED = {reason: DEFERRED.labels(reason.value) for reason in DeferReason}
+_DEAD = {reason: DEAD.labels(reason.value) for reason in DeadReason}
 
 
 def attempt(cls: AttemptClass, count: int = 1) -> None:
     """Count an attempt that stands in the log, or several."""
     _ATTEMPTS[cls].inc(count)
+
+
+def dead(reason: DeadReason, count: int = 1) -> None:
+    """Count deliveries that were given up."""
+    _DEAD[reason].inc(count)
 
 
 def deferred(reason: DeferReason, *, logged: bool) -> None:

@@ -68,6 +68,19 @@ class DeferReason(enum.StrEnum):
     INTERNAL = "internal"
 
 
+class EventSource(enum.IntEnum):
+    """Whose event a delivery carries. Stored as a smallint in `events`."""
+
+    #: A producer's, by the API.
+    PRODUCER = 0
+    #: A job: one URL, named by the caller.
+    JOB = 1
+    #: Relay's own, about itself (`relay.*`).
+    OPERATIONAL = 2
+    #: A test that an endpoint's owner asked for: once, past every gate.
+    TEST = 3
+
+
 class BreakerEffect(enum.IntEnum):
     """What an attempt tells the endpoint's breaker."""
 

@@ -9,13 +9,14 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from relay.core import breaker
+from relay.core import breaker, notices
 from relay.core.auto_disable import fails_for_good
 from relay.core.breaker import Summary
 from relay.core.model import AttemptClass, BreakerEffect, BreakerState, Status
-from relay.store import breakers, destinations, wakes
+from relay.store import breakers, destinations, operational, wakes
 from relay.store.breakers import Answered
 from relay.store.engine import transaction
+from relay.store.operational import Notice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,9 +84,10 @@ class Aftermath:
             if seen.plain
             for generation in seen.summaries
         ]
+        recovered: set[UUID] = set()
         if answered:
-            breakers.clear_counts(connection, answered)
-        moved = {id_: seen for id_, seen in found.items() if not seen.plain}
+            recovered = set(breakers.clear_counts(connection, answered, many=notices.RECOVERS_AFTER))
+        moved = {id_: seen for id_, seen in found.items() if not seen.plain or id_ in recovered}
         if not moved:
             return
         holds = {id_: seen.hold_s for id_, seen in moved.items() if seen.hold_s > 0}
@@ -101,12 +103,14 @@ class Aftermath:
         """Write the new states of endpoints that failed or were probed; return whether rows are to be brought forward."""
         woken = False
         states: dict[UUID, tuple[Breaker, int, bool]] = {}
+        told: list[Notice] = []
         for standing in breakers.lock(connection, list(moved)):
             id_, seen = standing.endpoint_id, moved[standing.endpoint_id]
             after = self._after(standing.breaker, seen)
             begins = seen.failed > 0 and (seen.succeeded or not standing.failing_attempts)
             attempts = seen.failed if seen.succeeded else standing.failing_attempts + seen.failed
             states[id_] = (after, attempts, begins)
+            told += _notices(standing, after, seen)
             if after.state is not standing.breaker.state:
                 log.warning(
                     "a breaker changed",
@@ -125,10 +129,11 @@ class Aftermath:
                 wakes.ask_to_bring_forward(connection, id_)
                 woken = True
             if seen.gone is not None:
-                self._disable(connection, standing, "gone", seen.gone)
+                told += self._disable(connection, standing, "gone", seen.gone)
             elif not begins and fails_for_good(attempts, standing.failing_s, self._auto_disable_after_s):
-                self._disable(connection, standing, "failing", None)
+                told += self._disable(connection, standing, "failing", None)
         breakers.save(connection, states)
+        operational.tell(connection, told)
         return woken
 
     def _after(self, before: Breaker, seen: _Endpoint) -> Breaker:
@@ -139,9 +144,35 @@ class Aftermath:
             return breaker.handed_back(before)
         return after
 
-    def _disable(self, connection: sa.Connection, standing: Standing, reason: str, delivery_id: UUID | None) -> None:
-        if destinations.disable(connection, standing.endpoint_id, reason=reason, delivery_id=delivery_id):
-            log.warning("an endpoint was disabled", extra={"endpoint_id": str(standing.endpoint_id), "reason": reason})
+    def _disable(
+        self, connection: sa.Connection, standing: Standing, reason: str, delivery_id: UUID | None
+    ) -> list[Notice]:
+        if not destinations.disable(connection, standing.endpoint_id, reason=reason, delivery_id=delivery_id):
+            return []
+        log.warning("an endpoint was disabled", extra={"endpoint_id": str(standing.endpoint_id), "reason": reason})
+        return [_notice(standing, notices.ENDPOINT_DISABLED, reason=reason)]
+
+
+def _notices(standing: Standing, after: Breaker, seen: _Endpoint) -> list[Notice]:
+    """Say what there is to tell of a change. Nothing of implicit endpoints: nobody made them."""
+    before = standing.breaker.state
+    told: list[Notice] = []
+    if standing.owned and before is BreakerState.CLOSED and after.state is BreakerState.OPEN:
+        told.append(_notice(standing, notices.BREAKER_OPENED, cooldown_seconds=after.open_s))
+    if standing.owned and before is not BreakerState.CLOSED and after.state is BreakerState.CLOSED:
+        told.append(_notice(standing, notices.BREAKER_CLOSED))
+    if standing.owned and seen.succeeded and standing.failing_attempts >= notices.RECOVERS_AFTER:
+        told.append(_notice(standing, notices.ENDPOINT_RECOVERED, failed_attempts=standing.failing_attempts))
+    return told
+
+
+def _notice(standing: Standing, kind: str, **data: object) -> Notice:
+    return Notice(
+        workspace_id=standing.workspace_id,
+        type=kind,
+        endpoint_id=standing.endpoint_id,
+        data={"url": standing.url, **data},
+    )
 
 
 def _take_in(seen: _Endpoint, result: Result) -> None:

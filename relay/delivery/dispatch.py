@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from relay.delivery.destinations import Destinations
     from relay.delivery.gate import Gate, Gated
+    from relay.delivery.jobs import JobDestinations
     from relay.delivery.permits import Room, Slots
     from relay.delivery.recorder import Recorder
     from relay.store.claims import Claimed
@@ -56,6 +57,7 @@ class Dispatcher:
         hot: sa.Engine,
         *,
         destinations: Destinations,
+        jobs: JobDestinations,
         gate: Gate,
         sender: Engine,
         recorder: Recorder,
@@ -67,6 +69,7 @@ class Dispatcher:
         """`again` takes ids whose hint must come once more: locked by somebody for a moment, or over the byte bound."""
         self._hot = hot
         self._destinations = destinations
+        self._jobs = jobs
         self._gate = gate
         self._sender = sender
         self._recorder = recorder
@@ -118,10 +121,13 @@ class Dispatcher:
         wanted = {(row.endpoint_id.int, row.endpoint_version): row.endpoint_id for row in claimed}
         with self._destinations_lock:
             found = self._destinations.find(connection, wanted)
-        return [
+        batch = [
             Leased(row=row, token=token, destination=found[(row.endpoint_id.int, row.endpoint_version)])
             for row in claimed
         ]
+        if diverted := [leased for leased in batch if leased.row.closer & claims.JOB_OR_TEST]:
+            self._jobs.divert(connection, diverted)
+        return batch
 
     def _send(self, gated: Gated, started: float, claim_us: int) -> int:
         """Build the requests of those that passed and hand them over; pass on what became of the others."""
@@ -161,25 +167,29 @@ class Dispatcher:
     def _build(self, leased: Leased, started: float, timestamp: int, database_time: float) -> SendRequest:
         row, destination = leased.row, leased.destination
         failpoints.hit("send.build", row.event_type)
+        url, body, content_type = destination.url, row.payload, row.content_type
+        if (chat := destination.chat) is not None:
+            built = chat.build(event_type=row.event_type, payload=row.payload, content_type=row.content_type)
+            url, body, content_type = chat.url, built.body, built.content_type
         headers = [
             *destination.header_lines,
             *signature_headers(
                 destination.signing,
                 secrets=destination.keys(database_time),
                 delivery_id=row.id_text,
-                event_id=row.event_id_text,
-                event_type=row.event_type,
+                event_id=None if leased.job else row.event_id_text,
+                event_type=None if leased.job else row.event_type,
                 attempt=row.attempt_count,
                 timestamp=timestamp,
-                body=row.payload,
+                body=body,
             ),
         ]
         if not destination.says_content_type:
-            headers.append(f"Content-Type: {row.content_type}")
+            headers.append(f"Content-Type: {content_type}")
         return SendRequest(
             key=leased,
-            url=destination.url,
-            body=row.payload,
+            url=url,
+            body=body,
             headers=headers,
             timeout_ms=destination.timeout_ms,
             connect_timeout_ms=min(self._limits.connect_timeout_ms, destination.timeout_ms),

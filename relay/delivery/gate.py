@@ -46,6 +46,8 @@ class Leased:
     probe: bool = False
     #: One attempt for its owner to see: no retries, and nothing is counted.
     test: bool = False
+    #: `destination` is its own, and not its endpoint's.
+    job: bool = False
     #: How often in a row it was deferred for a fault of ours.
     internal_deferrals: int = 0
 

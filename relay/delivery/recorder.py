@@ -11,76 +11,45 @@ import random
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psycopg
 import sqlalchemy as sa
 
 from relay import failpoints, metrics
-from relay.core.backoff import RetryPolicy
-from relay.core.decision import Dead, Retry, decide
-from relay.core.model import AttemptClass, DeferReason, Status
-from relay.core.observation import Fault
-from relay.core.outcome import Outcome, judge
+from relay.core.model import AttemptClass, DeadReason, DeferReason, Status
+from relay.core.outcome import judge
 from relay.delivery.aftermath import Result
+from relay.delivery.attempt import log_attempts, record_of
 from relay.delivery.gate import Finished
 from relay.delivery.tally import Tally
-from relay.store import breakers, destinations, results
+from relay.store import breakers, destinations, operational, results
 from relay.store.engine import transaction
-from relay.store.results import AttemptRow, UnsentRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
     from relay.delivery.aftermath import Aftermath
+    from relay.delivery.attempt import Key, Record
     from relay.delivery.engine import Completed
     from relay.delivery.gate import Gate, Leased
     from relay.delivery.permits import Room, Slots
+    from relay.store.operational import Notice
+    from relay.store.results import UnsentRow
 
 log = logging.getLogger(__name__)
-#: One line a delivery attempt: the log that an operator greps by delivery id.
-attempts_log = logging.getLogger("relay.attempts")
 
 #: Rows in one statement, and how long a first result waits for company, in seconds.
 BATCH = 500
 GATHER_SECS = 0.008
 #: Seconds between two tries while the database does not answer.
 RETRY_SECS = 0.25
-#: Characters kept of a reply's header block.
-REPLY_HEADERS = 4096
-
-#: Microseconds: the log's columns hold no more (36 minutes), a time-out may.
-LONGEST_US = 2**31 - 1
-
 _DATABASE_ERRORS = (sa.exc.SQLAlchemyError, psycopg.Error)
-
-
-#: Of tests: what fails is not tried again.
-ONCE = RetryPolicy(max_attempts=1)
-
-#: A result: its delivery and the lease that it was made under.
-_Key = tuple["UUID", "UUID"]
 
 
 class _OutOfTimeError(Exception):
     """The process must end, and the database has not taken what waits."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Record:
-    """A judged attempt, ready to be written."""
-
-    row: AttemptRow
-    leased: Leased
-    verdict: Outcome
-    #: Seconds for which the receiver wants its endpoint held.
-    hold_s: float | None
-
-    @property
-    def key(self) -> _Key:
-        return (self.row.delivery_id, self.row.lease_token)
 
 
 class Recorder:
@@ -223,15 +192,19 @@ class Recorder:
     # --- attempts ---
 
     def _write_finished(self, finished: list[Finished], unsent: list[UnsentRow]) -> None:
-        records: list[_Record] = []
+        records: list[Record] = []
         now = time.time()
         for one in finished:
             leased = one.leased
+            wait_s = None
+            if (chat := leased.destination.chat) is not None:
+                one.observation, wait_s = chat.read(one.observation, now)
             verdict = one.verdict or judge(
                 one.observation,
                 retry_statuses=leased.destination.retry.statuses,
                 now=now,
                 retry_after_max_s=self._retry_after_max_secs,
+                asked_s=wait_s,
             )
             if verdict.cls is AttemptClass.DEFERRED:
                 log.error(
@@ -240,7 +213,7 @@ class Recorder:
                 )
                 unsent.append(self._gate.internal(leased))
                 continue
-            records.append(_record_of(one, verdict, self._worker))
+            records.append(record_of(one, verdict, self._worker))
         self._writing = len(records) + len(unsent)
         if not records:
             return
@@ -252,12 +225,14 @@ class Recorder:
             if record.key not in stale:
                 cls = record.verdict.cls
                 metrics.attempt(cls)
+                if record.row.reason is not None:
+                    metrics.dead(DeadReason(record.row.reason))
                 self._tally.add(record.leased.row.endpoint_id, cls, at=now)
         if stale:
             metrics.STALE_RESULTS.inc(len(stale))
-        _log_attempts(records, stale, persist_us)
+        log_attempts(records, stale, persist_us)
 
-    def _persist(self, records: Sequence[_Record]) -> set[_Key]:
+    def _persist(self, records: Sequence[Record]) -> set[Key]:
         """Write until it is written; return the keys of those that the fence kept out.
 
         Raises _OutOfTimeError when it is time to leave and it was not written.
@@ -266,7 +241,7 @@ class Recorder:
         while True:
             try:
                 with self._hot.connect() as connection:
-                    stale = _record(connection, [record.row for record in records], unsure=unsure)
+                    stale = _record(connection, records, unsure=unsure)
                     self._aftermath.apply(
                         connection,
                         [
@@ -301,12 +276,15 @@ class Recorder:
                     written = results.record_unsent(connection, [_unless_enabled(row, disabled) for row in rows])
                     if probes:
                         breakers.hand_back(connection, probes)
+                    operational.tell(connection, [row.notice() for row in written if row.reason is not None])
                 break
             except _DATABASE_ERRORS as error:
                 # Fenced by the token, so a try whose reply was lost and one more give the attempt back once.
                 self._wait_for_database(error)
         now = time.time()
         for row in written:
+            if row.reason is not None:
+                metrics.dead(DeadReason(row.reason))
             if row.deferred_reason is not None:
                 metrics.deferred(DeferReason(row.deferred_reason), logged=row.logged)
                 self._tally.add(row.endpoint_id, AttemptClass.DEFERRED, at=now)
@@ -331,14 +309,41 @@ class Recorder:
         time.sleep(wait)
 
 
-def _record(connection: sa.Connection, rows: Sequence[AttemptRow], *, unsure: bool) -> set[tuple[UUID, UUID]]:
+def _record(connection: sa.Connection, records: Sequence[Record], *, unsure: bool) -> set[Key]:
+    """Write attempts, and tell of deliveries that are given up in the same transaction; return what the fence kept out."""
     if unsure:
         # The reply to an earlier try was lost: what stands in the log was written by it.
-        written = results.recorded(connection, rows)
-        rows = [row for row in rows if (row.delivery_id, row.lease_token) not in written]
-    if not rows or results.record(connection, rows) == len(rows):
+        written = results.recorded(connection, [record.row for record in records])
+        records = [record for record in records if record.key not in written]
+    rows = [record.row for record in records]
+    if not rows:
         return set()
-    return {(row.delivery_id, row.lease_token) for row in rows} - results.recorded(connection, rows)
+    dead = [record for record in records if record.row.next_status == Status.DEAD]
+    if not dead:
+        if results.record(connection, rows) == len(rows):
+            return set()
+        return {record.key for record in records} - results.recorded(connection, rows)
+    with transaction(connection):
+        stale: set[Key] = set()
+        if results.record(connection, rows) != len(rows):
+            stale = {record.key for record in records} - results.recorded(connection, rows)
+        operational.tell(connection, [_death(record) for record in dead if record.key not in stale])
+    return stale
+
+
+def _death(record: Record) -> Notice | None:
+    row = record.leased.row
+    return operational.death(
+        workspace_id=row.workspace_id,
+        endpoint_id=row.endpoint_id,
+        delivery_id=row.id,
+        event_id=row.event_id_text,
+        event_type=row.event_type,
+        reason=record.row.reason,
+        attempt_count=row.attempt_count,
+        code=record.row.code,
+        status=record.row.http_status,
+    )
 
 
 def _unless_enabled(row: UnsentRow, disabled: set[UUID]) -> UnsentRow:
@@ -346,98 +351,3 @@ def _unless_enabled(row: UnsentRow, disabled: set[UUID]) -> UnsentRow:
     if row.deferred_reason != DeferReason.PAUSED or row.endpoint_id in disabled:
         return row
     return row._replace(deferred_reason=None, wait_secs=0.0)
-
-
-def _record_of(one: Finished, verdict: Outcome, worker: str) -> _Record:
-    """Decide what becomes of the delivery."""
-    leased, seen = one.leased, one.observation
-    row = leased.row
-    status, reason, wait, hold_s = Status.DELIVERED, None, None, None
-    if verdict.cls is not AttemptClass.SUCCESS:
-        policy = ONCE if leased.test else leased.destination.retry
-        decision = decide(policy, spent=row.spent, outcome=verdict, random=random.random())
-        if isinstance(decision, Dead):
-            status, reason, hold_s = Status.DEAD, decision.reason.value, decision.hold_s
-        elif isinstance(decision, Retry):
-            status, wait, hold_s = Status.PENDING, decision.wait_s, decision.hold_s
-    return _Record(
-        row=AttemptRow(
-            delivery_id=row.id,
-            lease_token=leased.token,
-            next_status=status,
-            reason=reason,
-            wait_secs=wait,
-            at=row.claimed_at,
-            number=row.attempt_count,
-            generation=row.generation,
-            attempt_class=verdict.cls,
-            code=verdict.code,
-            error=verdict.text,
-            http_status=seen.status,
-            body_incomplete=verdict.body_incomplete,
-            sends=seen.sends,
-            dns_us=seen.dns_us,
-            connect_us=seen.connect_us,
-            tls_us=seen.tls_us,
-            first_byte_us=min(seen.first_byte_us, LONGEST_US),
-            total_us=min(seen.total_us, LONGEST_US),
-            bytes_sent=seen.bytes_sent,
-            bytes_received=seen.bytes_received,
-            # A refused address is nobody's business: the log must not map the inside of a network.
-            remote_address=None if seen.fault is Fault.REFUSED else seen.remote_address,
-            worker=worker,
-            reply_headers=_header_text(seen.headers) if seen.headers else None,
-            snippet=_display(seen.snippet) if seen.snippet else None,
-        ),
-        leased=leased,
-        verdict=verdict,
-        hold_s=hold_s,
-    )
-
-
-def _header_text(headers: Sequence[tuple[str, str]]) -> str:
-    # Postgres's text holds no NUL.
-    return "\n".join([": ".join(header) for header in headers]).replace("\0", "�")[:REPLY_HEADERS]
-
-
-def _display(snippet: bytes) -> str:
-    """Decode a reply's first bytes for showing, whatever they are."""
-    return snippet.decode("utf-8", "replace").replace("\0", "�")
-
-
-def _log_attempts(records: Sequence[_Record], stale: set[_Key], persist_us: int) -> None:
-    if not stale and not attempts_log.isEnabledFor(logging.WARNING):
-        return
-    successes = attempts_log.isEnabledFor(logging.INFO)
-    for record in records:
-        row, verdict, leased = record.row, record.verdict, record.leased
-        if verdict.cls is AttemptClass.SUCCESS and not successes and not stale:
-            continue
-        if stale and record.key in stale:
-            log.warning(
-                "a stale result was dropped: the lease had gone to another",
-                extra={"delivery_id": str(row.delivery_id), "attempt": row.number, "outcome": verdict.cls.label},
-            )
-            continue
-        level = logging.INFO if verdict.cls is AttemptClass.SUCCESS else logging.WARNING
-        if not attempts_log.isEnabledFor(level):
-            continue
-        attempts_log.log(
-            level,
-            "delivery.attempted",
-            extra={
-                "delivery_id": str(row.delivery_id),
-                "endpoint_id": str(leased.row.endpoint_id),
-                "event_type": leased.row.event_type,
-                "attempt": row.number,
-                "outcome": verdict.cls.label,
-                "code": verdict.code,
-                "status": row.http_status,
-                "reason": row.reason,
-                "retry_in_s": None if row.wait_secs is None else round(row.wait_secs, 3),
-                "claim_ms": leased.claim_us / 1000,
-                "gate_ms": leased.gate_us / 1000,
-                "send_ms": row.total_us / 1000,
-                "persist_ms": persist_us / 1000,
-            },
-        )

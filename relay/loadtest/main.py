@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 #: Each is a module here with `run(options) -> Report`; loaded when asked for, as each needs other parts of Relay.
-SCENARIOS: Final = ("drain", "quiet", "limit", "baseline")
+SCENARIOS: Final = ("drain", "sustained", "events", "ingest", "quiet", "noisy", "limit", "baseline")
 
 
 def run(
@@ -25,6 +25,7 @@ def run(
     workers: int = 2,
     count: int | None = None,
     seconds: float | None = None,
+    rate: float | None = None,
     as_json: bool = False,
     database_url: str | None = None,
     broker_url: str | None = None,
@@ -41,6 +42,7 @@ def run(
         workers=workers,
         count=count,
         seconds=seconds,
+        rate=rate,
         database_url=database_url,
         broker_url=broker_url,
         say=lambda text: click.echo(text, err=True),
@@ -54,7 +56,10 @@ def run(
 @click.argument("scenario", type=click.Choice(SCENARIOS))
 @click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Worker processes.")
 @click.option("--count", type=click.IntRange(1), default=None, help="Deliveries or events. Default: the scenario's.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=None, help="How long to send: quiet.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=None, help="How long to send.")
+@click.option(
+    "--rate", type=click.FloatRange(0, min_open=True), default=None, help="A second: sustained, events, noisy."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else.")
 @click.option("--database-url", default=None, help="A server to make a database on. Default: one is started.")
 @click.option("--broker-url", default=None, help="A Redis to use under a prefix of its own. Default: one is started.")
@@ -64,14 +69,17 @@ def loadtest(
     workers: int,
     count: int | None,
     seconds: float | None,
+    rate: float | None,
     as_json: bool,
     database_url: str | None,
     broker_url: str | None,
 ) -> None:
     """Measure: start a Relay, give it work, count every delivery at the receiver and in the database.
 
-    drain: deliveries that become due at once. quiet: single events on an idle system. limit: each part of the hot
-    path alone. baseline: the plain way (a Celery task and a statement for each delivery) against a drain.
+    drain: deliveries that become due at once. sustained: a steady rate of events, each for ten endpoints. events: the
+    same with one endpoint each. ingest: the API alone, one by one and in batches. quiet: single events on an idle
+    system. noisy: a steady rate beside an endpoint that hangs, and one that is limited. limit: each part of the hot path
+    alone. baseline: the plain way (a Celery task and a statement for each delivery) against a drain.
     """
     signal.signal(signal.SIGTERM, _leave)
     sys.exit(
@@ -80,6 +88,7 @@ def loadtest(
             workers=workers,
             count=count,
             seconds=seconds,
+            rate=rate,
             as_json=as_json,
             database_url=database_url,
             broker_url=broker_url,

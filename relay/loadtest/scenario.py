@@ -22,6 +22,8 @@ class Options:
     workers: int = 2
     count: int | None = None
     seconds: float | None = None
+    #: Deliveries or events a second.
+    rate: float | None = None
     database_url: str | None = None
     broker_url: str | None = None
     #: Takes a sentence of progress; never on stdout, which belongs to the report.

@@ -56,18 +56,22 @@ from r where p.id = r.id
 """)
 
 _CLEAR_COUNTS = sql.SQL("""
-with r as (
-    select p.id, r.succeeded, r.generation
-    from unnest(%s::uuid[], %s::int8[], %s::bool[]) as r(id, generation, succeeded) join relay.endpoints p on p.id = r.id
+with r as materialized (
+    select p.id, r.succeeded, r.generation, r.succeeded and p.failing_attempts >= %(many)s as recovers
+    from unnest(%(ids)s::uuid[], %(generations)s::int8[], %(succeeded)s::bool[]) as r(id, generation, succeeded)
+    join relay.endpoints p on p.id = r.id
     where (p.breaker_failures > 0 and p.breaker_state = 0 and p.breaker_generation = r.generation)
         or (r.succeeded and p.failing_attempts > 0)
     order by p.id for no key update of p
+),
+u as (
+    update relay.endpoints p
+    set breaker_failures = case when p.breaker_generation = r.generation then 0 else p.breaker_failures end,
+        failing_attempts = case when r.succeeded then 0 else p.failing_attempts end,
+        failing_since = case when r.succeeded then null else p.failing_since end
+    from r where p.id = r.id and not r.recovers
 )
-update relay.endpoints p
-set breaker_failures = case when p.breaker_generation = r.generation then 0 else p.breaker_failures end,
-    failing_attempts = case when r.succeeded then 0 else p.failing_attempts end,
-    failing_since = case when r.succeeded then null else p.failing_since end
-from r where p.id = r.id
+select id from r where recovers
 """)
 
 _TRY_PROBE = sql.SQL("""
@@ -156,17 +160,23 @@ def save(connection: sa.Connection, states: Mapping[UUID, tuple[Breaker, int, bo
     )
 
 
-def clear_counts(connection: sa.Connection, answered: Sequence[Answered]) -> None:
-    """Set the counts of failures back for endpoints that answered. Touches rows whose counts are above 0 only."""
-    run(
+def clear_counts(connection: sa.Connection, answered: Sequence[Answered], *, many: int) -> list[UUID]:
+    """Set the counts of failures back for endpoints that answered. Touches rows whose counts are above 0 only.
+
+    Returns the endpoints that succeeded after `many` attempts or more that failed, and leaves those as they are: what
+    there is to tell of them belongs into one transaction with the change.
+    """
+    found = run(
         connection,
         _CLEAR_COUNTS,
-        [
-            arrays.uuids([one.endpoint_id for one in answered]),
-            arrays.int8s([one.generation for one in answered]),
-            arrays.bools([one.succeeded for one in answered]),
-        ],
+        {
+            "ids": arrays.uuids([one.endpoint_id for one in answered]),
+            "generations": arrays.int8s([one.generation for one in answered]),
+            "succeeded": arrays.bools([one.succeeded for one in answered]),
+            "many": many,
+        },
     )
+    return [row[0] for row in found.fetchall()]
 
 
 def try_probe(connection: sa.Connection, endpoint_id: UUID, *, delivery_id: UUID, secs: float) -> int | None:

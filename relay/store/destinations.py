@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 _LOAD = sql.SQL("""
 select id, version, transport, url, signing, headers, certificate, certificate_key, secret,
-    previous_secret, extract(epoch from previous_secret_expires_at)::float8, rate_per_second, burst, max_in_flight,
-    timeout_ms, retry
+    -- One that is over is not even opened: its key may be gone.
+    case when previous_secret_expires_at > now() then previous_secret end,
+    extract(epoch from previous_secret_expires_at)::float8, rate_per_second, burst, max_in_flight, timeout_ms, retry
 from relay.endpoints where id = any(%(ids)s)
 """)
 

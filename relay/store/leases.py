@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 _EXPIRED = sql.SQL("""
-select d.id, d.lease_token, d.attempt_count, d.budget_from, d.generation, p.retry, now()
+select d.id, d.lease_token, d.attempt_count, d.budget_from, d.generation, p.retry, now(), d.workspace_id, d.endpoint_id,
+    d.event_id, d.event_type
 from relay.deliveries d join relay.endpoints p on p.id = d.endpoint_id
 where d.status = 1 and d.lease_until < now()
 order by d.lease_until limit %(limit)s
@@ -36,6 +37,10 @@ class ExpiredLease:
     #: The endpoint's retry policy, as stored.
     retry: dict[str, object]
     now: datetime
+    workspace_id: UUID
+    endpoint_id: UUID
+    event_id: UUID
+    event_type: str
 
 
 def lock_expired(connection: sa.Connection, *, limit: int) -> list[ExpiredLease]:
@@ -49,6 +54,10 @@ def lock_expired(connection: sa.Connection, *, limit: int) -> list[ExpiredLease]
             generation=row[4],
             retry=row[5],
             now=row[6],
+            workspace_id=row[7],
+            endpoint_id=row[8],
+            event_id=row[9],
+            event_type=row[10],
         )
         for row in run(connection, _EXPIRED, {"limit": limit}).fetchall()
     ]

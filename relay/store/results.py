@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from psycopg import sql
 
-from relay.store import arrays
+from relay.store import arrays, operational
 from relay.store.engine import run
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from relay.store.arrays import Packed
+    from relay.store.operational import Notice
 
 
 class AttemptRow(NamedTuple):
@@ -74,10 +75,29 @@ class UnsentRow(NamedTuple):
 class GivenBack(NamedTuple):
     """An unsent row that was written."""
 
+    delivery_id: UUID
+    workspace_id: UUID
     endpoint_id: UUID
+    event_id: UUID
+    event_type: str
+    attempt_count: int
     deferred_reason: str | None
+    #: Of a dead row.
+    reason: str | None
     #: Whether it has a line in the log: the first of a run of deferrals does.
     logged: bool
+
+    def notice(self) -> Notice | None:
+        """Return what is told of a dead one."""
+        return operational.death(
+            workspace_id=self.workspace_id,
+            endpoint_id=self.endpoint_id,
+            delivery_id=self.delivery_id,
+            event_id=str(self.event_id),
+            event_type=self.event_type,
+            reason=self.reason,
+            attempt_count=self.attempt_count,
+        )
 
 
 # So that the primary key leads at every state of the statistics, the token is one more column of the unnest, and
@@ -188,7 +208,8 @@ u as (
             when r.deferred is distinct from r.before then 1 else d.deferred_count + 1 end
     from r
     where d.id = r.id and d.lease_token = r.token and d.status + 0 = 1
-    returning d.id, d.endpoint_id, r.token, r.at, r.generation, r.worker, r.deferred, r.before
+    returning d.id, d.workspace_id, d.endpoint_id, d.event_id, d.event_type, d.attempt_count, r.token, r.at, r.generation,
+        r.worker, r.deferred, r.before, r.reason
 ),
 log as (
     -- One row for a run of deferrals, however long the run.
@@ -196,7 +217,9 @@ log as (
     select id, token, at, generation, 3, deferred, worker from u
     where deferred is not null and deferred is distinct from before
 )
-select endpoint_id, deferred, deferred is not null and deferred is distinct from before from u
+select id, workspace_id, endpoint_id, event_id, event_type, attempt_count, deferred, reason,
+    deferred is not null and deferred is distinct from before
+from u
 """)
 
 

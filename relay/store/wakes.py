@@ -26,7 +26,9 @@ insert into relay.wakes (endpoint_id, retries_too, ends_as) values (:endpoint_id
 on conflict (endpoint_id) do update set
     retries_too = wakes.retries_too or excluded.retries_too,
     ends_as = coalesce(excluded.ends_as, wakes.ends_as),
-    asked_at = clock_timestamp()
+    -- What is to end was pending when that was asked for, whatever is asked for since.
+    asked_at = case when excluded.ends_as is null and wakes.ends_as is not null then wakes.asked_at
+        else clock_timestamp() end
 """)
 
 _ASKED = sa.text("""

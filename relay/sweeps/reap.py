@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import logging
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from relay import metrics
 from relay.core.backoff import parse_retry
 from relay.core.decision import Dead, Retry, decide
-from relay.core.model import Status
+from relay.core.model import DeadReason, Status
 from relay.core.outcome import WORKER_LOST
-from relay.store import leases, results
+from relay.store import jobs, leases, operational, results
 from relay.store.engine import transaction
+from relay.store.jobs import JOB_TYPE
 from relay.store.results import AttemptRow
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from relay.store.leases import ExpiredLease
+    from relay.store.operational import Notice
 
 log = logging.getLogger(__name__)
 
@@ -46,24 +48,34 @@ class Reap:
         """Rescue what there is, batch by batch. After an outage, wait one interval instead."""
         if self.interval_secs * GAP_INTERVALS < since_last < float("inf"):
             return {"rescued": 0, "stood_down": 1}
-        rescued = 0
+        rescued = dead = 0
         while True:
             with self.hot.connect() as connection, transaction(connection):
                 expired = leases.lock_expired(connection, limit=self.batch)
                 if expired:
-                    rescued += results.record(connection, [_lost(lease) for lease in expired])
+                    budgets = jobs.budgets(
+                        connection, [one.delivery_id for one in expired if one.event_type == JOB_TYPE]
+                    )
+                    rows = [_lost(lease, budgets.get(lease.delivery_id)) for lease in expired]
+                    rescued += results.record(connection, rows)
+                    deaths = [pair for pair in zip(expired, rows, strict=True) if pair[1].next_status == Status.DEAD]
+                    operational.tell(connection, [_death(lease, row) for lease, row in deaths])
+                    dead += len(deaths)
             if len(expired) < self.batch:
                 break
         if rescued:
             metrics.RESCUED.inc(rescued)
             metrics.attempt(WORKER_LOST.cls, rescued)
+            metrics.dead(DeadReason.ATTEMPTS_EXHAUSTED, dead)
             log.warning("deliveries of lost workers were rescued", extra={"count": rescued})
         return {"rescued": rescued}
 
 
-def _lost(lease: ExpiredLease) -> AttemptRow:
+def _lost(lease: ExpiredLease, max_attempts: int | None) -> AttemptRow:
+    """Decide what becomes of a delivery; `max_attempts` is a job's own number, else None."""
+    policy = parse_retry(lease.retry)
     decision = decide(
-        parse_retry(lease.retry),
+        policy if max_attempts is None else replace(policy, max_attempts=max_attempts),
         spent=lease.attempt_count - lease.budget_from,
         outcome=WORKER_LOST,
         random=random.random(),
@@ -94,4 +106,17 @@ def _lost(lease: ExpiredLease) -> AttemptRow:
         worker="",
         reply_headers=None,
         snippet=None,
+    )
+
+
+def _death(lease: ExpiredLease, row: AttemptRow) -> Notice | None:
+    return operational.death(
+        workspace_id=lease.workspace_id,
+        endpoint_id=lease.endpoint_id,
+        delivery_id=lease.delivery_id,
+        event_id=str(lease.event_id),
+        event_type=lease.event_type,
+        reason=row.reason,
+        attempt_count=lease.attempt_count,
+        code=row.code,
     )

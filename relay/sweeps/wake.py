@@ -10,6 +10,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from relay import metrics
+from relay.core.model import DeadReason, Status
 from relay.store import buckets, wakes
 
 if TYPE_CHECKING:
@@ -70,6 +72,8 @@ class Wake:
         ended = 0
         while count := wakes.end(connection, request, limit=self.batch):
             ended += count
+        if request.ends_as is Status.DEAD:
+            metrics.dead(DeadReason.ENDPOINT_DELETED, ended)
         return ended
 
 
