@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
@@ -15,17 +16,23 @@ import sqlalchemy as sa
 from relay import failpoints, metrics
 from relay.config import LEASE_SLACK_SECS, Settings, require, warnings_of
 from relay.core.address import AddressPolicy, refusal
-from relay.core.errors import ConfigurationError
-from relay.core.url import UrlPolicy
+from relay.core.breaker import BreakerPolicy
+from relay.core.errors import ConfigurationError, InvalidInput
+from relay.core.url import UrlPolicy, normalise_url
+from relay.delivery.aftermath import Aftermath
 from relay.delivery.destinations import Destinations
 from relay.delivery.dispatch import Dispatcher, Limits
 from relay.delivery.engine import Engine
+from relay.delivery.gate import Gate
 from relay.delivery.intake import Batch, Intake
+from relay.delivery.jobs import JobDestinations
 from relay.delivery.permits import Room, Slots
 from relay.delivery.recorder import Recorder
 from relay.outbox.publisher import Publisher
 from relay.outbox.stream import Stream, connect
 from relay.process.heart import Heart
+from relay.process.prompt import Prompt
+from relay.process.vitals import Vitals
 from relay.store import destinations as destination_rows
 from relay.store import schema
 from relay.store.engine import make_engine, make_hot_engine
@@ -33,8 +40,11 @@ from relay.store.vault import Vault
 from relay.sweeps.partitions_ahead import PartitionsAhead
 from relay.sweeps.reap import Reap
 from relay.sweeps.reconcile import Reconcile
+from relay.sweeps.replay import Replay
+from relay.sweeps.retention import Retention, Windows
 from relay.sweeps.runner import Sweep, run_sweep
 from relay.sweeps.stream_upkeep import StreamUpkeep
+from relay.sweeps.wake import Sleepers, Wake
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,6 +56,8 @@ log = logging.getLogger(__name__)
 LEASE_MARGIN_SECS = 5.0
 #: Seconds between two looks for a database that does not answer at start.
 AWAIT_SECS = 1.0
+#: The threads without which a worker delivers nothing, or is taken for dead.
+WORKER_THREADS = ("relay-reader", "relay-poller", "relay-settler", "relay-engine", "relay-recorder", "relay-heart")
 #: Seconds of the shutdown's grace, at most a quarter of it, kept for recording.
 RECORD_SECS = 3.0
 
@@ -57,9 +69,11 @@ class Api:
     settings: Settings
     engine: sa.Engine
     hot: sa.Engine
+    grouped: sa.Engine | None
     vault: Vault
     url_policy: UrlPolicy
     address_policy: AddressPolicy
+    heart: Heart
     process_id: UUID = field(default_factory=uuid4)
 
 
@@ -94,13 +108,21 @@ def make_api(settings: Settings) -> Api:
     url = require(settings.database_url, "DATABASE_URL")
     # What is not ingest: three at least, as notes of keys' last use may hold one for as long as a lock is waited for.
     admin = max(3, settings.db_pool // 4)
+    rest = settings.db_pool - admin
+    # Two for events that are committed together, where as many are left for what is not.
+    grouped = 2 if rest >= 4 else 0
+    engine = make_engine(url, name="api", size=admin)
+    process_id = uuid4()
     return Api(
         settings=settings,
-        engine=make_engine(url, name="api", size=admin),
-        hot=make_hot_engine(url, name="api ingest", size=settings.db_pool - admin, try_first=True),
+        engine=engine,
+        hot=make_hot_engine(url, name="api ingest", size=rest - grouped, try_first=True),
+        grouped=make_hot_engine(url, name="api ingest", size=grouped) if grouped else None,
         vault=make_vault(settings),
         url_policy=make_url_policy(settings),
         address_policy=make_address_policy(settings),
+        heart=Heart(engine, role="api", process_id=process_id, pulse=lambda _: _master_keys(settings)),
+        process_id=process_id,
     )
 
 
@@ -111,6 +133,7 @@ class PublisherParts:
     publisher: Publisher
     engine: sa.Engine
     heart: Heart
+    vitals: Vitals
 
 
 def make_publisher(settings: Settings) -> PublisherParts:
@@ -121,10 +144,16 @@ def make_publisher(settings: Settings) -> PublisherParts:
     _check(engine)
     client = connect(require(settings.broker_url, "RELAY_BROKER_URL"))
     stream = Stream(client, prefix=settings.prefix, consumer=_consumer_name())
+    publisher = Publisher(make_hot_engine(url, name="publisher", size=2, may_forget=True), stream)
+
+    def pulse(_: sa.Connection) -> Mapping[str, object]:
+        return {"leading": publisher.leading, "looked_secs": round(publisher.looked_secs, 1)}
+
     return PublisherParts(
-        publisher=Publisher(make_hot_engine(url, name="publisher", size=2, may_forget=True), stream),
+        publisher=publisher,
         engine=engine,
-        heart=Heart(engine, role="publisher", process_id=uuid4()),
+        heart=Heart(engine, role="publisher", process_id=uuid4(), pulse=pulse),
+        vitals=Vitals(threads=("relay-heart",)),
     )
 
 
@@ -140,7 +169,9 @@ class Worker:
     recorder: Recorder
     sender: Engine
     intake: Intake
+    waker: Prompt
     heart: Heart
+    vitals: Vitals
     sweeps: Mapping[str, Sweep]
     _drained: bool | None = None
 
@@ -149,7 +180,9 @@ class Worker:
         self.recorder.start()
         self.sender.start()
         self.intake.start(deliver)
+        self.waker.start()
         self.heart.start()
+        self.vitals.watch()
 
     def drain(self, deadline: float) -> bool:
         """Stop reading, finish what is in flight, record it, release what was not sent; return whether all was.
@@ -160,12 +193,14 @@ class Worker:
         if self._drained is None:
             # Of the grace, so much is kept for recording what the sender gives back at its own end.
             kept = min(RECORD_SECS, (deadline - time.monotonic()) / 4)
+            self.vitals.leave()
             self.intake.stop_reading()
             self.intake.join(min(deadline - kept, time.monotonic() + 4.0))
             not_started = self.sender.stop(deadline - kept)
             self.recorder.release([request.key for request in not_started])
             self._drained = self.recorder.stop(deadline)
-            self.heart.stop()
+            self.waker.stop()
+            self.heart.stop(deadline)
         return self._drained
 
     def run_sweep(self, name: str) -> Mapping[str, int] | None:
@@ -192,28 +227,53 @@ def make_worker(settings: Settings) -> Worker:
     settling = Stream(connect(broker), prefix=settings.prefix, consumer=name)
     room = Room(settings.max_in_flight)
     slots = Slots(settings.max_in_flight)
-    recorder = Recorder(hot, room=room, slots=slots, retry_after_max_secs=settings.retry_after_max_secs, worker=name)
+    breaker_policy = BreakerPolicy(
+        enabled=settings.breaker,
+        threshold=settings.breaker_threshold,
+        cooldown_s=settings.breaker_cooldown_secs,
+        max_cooldown_s=settings.breaker_max_cooldown_secs,
+    )
+    gate = Gate(slots=slots, breaker_policy=breaker_policy, max_payload_bytes=settings.max_payload_bytes, worker=name)
+    wake = Wake(hot=hot)
+    waker = Prompt(lambda: run_sweep(engine, wake) is not None, name="relay-waker", wanted=wake.is_wanted)
+    recorder = Recorder(
+        hot,
+        room=room,
+        slots=slots,
+        gate=gate,
+        aftermath=Aftermath(
+            policy=breaker_policy, auto_disable_after_s=settings.auto_disable_after_secs, on_wake=waker.ring
+        ),
+        retry_after_max_secs=settings.retry_after_max_secs,
+        worker=name,
+    )
     address_policy = make_address_policy(settings)
-    if settings.egress_proxy is not None:
-        # Behind a proxy the addresses are not seen at connect: without a resolver of our own nothing would judge them.
-        raise ConfigurationError(
-            "RELAY_EGRESS_PROXY cannot be used in this release: the address policy would not hold behind it. Unset it"
-        )
     sender = Engine(
         policy=lambda address: refusal(address, address_policy),
+        url_policy=make_url_policy(settings),
+        proxy=None if settings.egress_proxy is None else settings.egress_proxy.get_secret_value(),
         max_response_bytes=settings.max_response_bytes,
         snippet_bytes=settings.snippet_bytes,
         on_done=recorder.on_done,
     )
     reap = Reap(hot=hot)
+    vault, url_policy = make_vault(settings), make_url_policy(settings)
     dispatcher = Dispatcher(
         hot,
         destinations=Destinations(
-            make_vault(settings),
-            url_policy=make_url_policy(settings),
+            vault,
+            url_policy=url_policy,
+            platform_urls=make_platform_urls(settings),
             timeout_ms=settings.total_timeout_ms,
             max_in_flight=settings.max_in_flight_per_endpoint,
         ),
+        jobs=JobDestinations(
+            vault,
+            url_policy=url_policy,
+            timeout_ms=settings.total_timeout_ms,
+            longest_timeout_ms=settings.longest_timeout_ms,
+        ),
+        gate=gate,
         sender=sender,
         recorder=recorder,
         room=room,
@@ -223,9 +283,7 @@ def make_worker(settings: Settings) -> Worker:
             lease_margin_secs=LEASE_MARGIN_SECS,
             connect_timeout_ms=settings.connect_timeout_ms,
             idle_timeout_ms=settings.idle_timeout_ms,
-            max_payload_bytes=settings.max_payload_bytes,
         ),
-        worker=name,
         # Late bound: the intake is made after the dispatcher that it feeds.
         again=lambda ids: intake.hint_again(ids),  # noqa: PLW0108
     )
@@ -240,16 +298,46 @@ def make_worker(settings: Settings) -> Worker:
         stand_in=lambda: _ignore(run_sweep(engine, reap)),
     )
 
+    vitals = Vitals(
+        threads=WORKER_THREADS,
+        waits={
+            "claim": lambda: intake.claim_secs,
+            "recorder": lambda: recorder.oldest_secs,
+            "engine": lambda: sender.overdue_secs,
+            **{name: partial(intake.turn_secs, name) for name in ("reader", "poller", "settler")},
+        },
+        inner=("engine",),
+    )
+
     def pulse(connection: sa.Connection) -> Mapping[str, object]:
         slots.several_workspaces = destination_rows.several_workspaces(connection)
         slots.forget_idle()
-        return {"consumer": name, "in_flight": sender.in_flight}
+        return {
+            "consumer": name,
+            "in_flight": sender.in_flight,
+            **vitals.details(),
+            **_master_keys(settings),
+        }
 
     sweeps: list[Sweep] = [
         reap,
         Reconcile(hot=hot, stream=settling, after_secs=settings.reconcile_after_secs),
         StreamUpkeep(hot=hot, stream=settling),
         PartitionsAhead(engine=engine),
+        Replay(engine=engine, max_replays=settings.max_replays),
+        wake,
+        Sleepers(engine=engine),
+        Retention(
+            engine=engine,
+            hot=hot,
+            windows=Windows(
+                attempts_days=settings.retain_attempts_days,
+                delivered_days=settings.retain_delivered_days,
+                dead_days=settings.retain_dead_days,
+                audit_days=settings.retain_audit_days,
+                idempotency_secs=settings.idempotency_retention_secs,
+            ),
+        ),
     ]
     return Worker(
         settings=settings,
@@ -260,7 +348,9 @@ def make_worker(settings: Settings) -> Worker:
         recorder=recorder,
         sender=sender,
         intake=intake,
+        waker=waker,
         heart=Heart(engine, role="worker", process_id=uuid4(), pulse=pulse),
+        vitals=vitals,
         sweeps={sweep.name: sweep for sweep in sweeps},
     )
 
@@ -278,6 +368,19 @@ def make_url_policy(settings: Settings) -> UrlPolicy:
         allow_private=settings.allow_private_endpoints,
         allowed_hosts=settings.allowed_hosts,
     )
+
+
+def make_platform_urls(settings: Settings) -> Mapping[str, str]:
+    """Return where each chat transport's platform is, normalised and without a slash at the end.
+
+    Raises ConfigurationError for what is no URL; the rules for URLs judge what is built on it, for each endpoint.
+    """
+    free = UrlPolicy(require_https=False, allowed_ports=None, allow_private=True)
+    given = {"telegram": settings.telegram_url, "discord": settings.discord_url, "slack": settings.slack_url}
+    try:
+        return {name: normalise_url(text, free, field=name).text.removesuffix("/") for name, text in given.items()}
+    except InvalidInput as error:
+        raise ConfigurationError(f"RELAY_{str(error.field).upper()}_URL: {error}") from error
 
 
 def make_address_policy(settings: Settings) -> AddressPolicy:
@@ -314,6 +417,11 @@ def _check_lease(connection: sa.Connection, settings: Settings) -> None:
             f"RELAY_LEASE_SECS is {settings.lease_secs}, but an endpoint's timeout_ms is {longest_ms}: a lease could run "
             f"out mid-request. Set it to more than {longest_ms // 1000 + LEASE_SLACK_SECS}"
         )
+
+
+def _master_keys(settings: Settings) -> dict[str, object]:
+    """The master keys that a process holds, by id and fingerprint, the sealing one first: for `relay keys rotate`."""
+    return {"master_keys": [[key.id, key.fingerprint] for key in settings.master_keys]}
 
 
 def _consumer_name() -> str:

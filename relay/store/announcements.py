@@ -61,6 +61,11 @@ union all
 order by due_at limit %(limit)s
 """)
 
+_UNANNOUNCED = sql.SQL("""
+select extract(epoch from now() - due_at)::float8 from relay.deliveries
+where status = 0 and announced_at is null and due_at <= now() order by due_at limit 1
+""")
+
 
 class Place(NamedTuple):
     """A place in the order of due rows."""
@@ -107,6 +112,12 @@ def due_ids(connection: sa.Connection, *, late_secs: float, limit: int) -> list[
     Locks nothing: the claim decides.
     """
     return [row[0] for row in run(connection, _DUE, {"late": late_secs, "limit": limit}).fetchall()]
+
+
+def unannounced_secs(connection: sa.Connection) -> float:
+    """Return how late the oldest due row is that nobody has heard of, in seconds; 0.0 where there is none."""
+    row = run(connection, _UNANNOUNCED).fetchone()
+    return 0.0 if row is None else max(0.0, float(row[0]))
 
 
 def database_now(connection: sa.Connection) -> datetime:

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from psycopg.types.json import Jsonb
 
+from relay.store.pages import Page, Position, page_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import datetime
     from uuid import UUID
+
+    from relay.core.filters import TimeRange
 
 _WRITE = sa.text("""
 insert into relay.audit_log (id, workspace_id, actor, action, target, before, after, request_id)
 values (relay.uuid7(), :workspace_id, :actor, :action, :target, :before, :after, :request_id)
 """)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One change: who made it, what it was, and what it was made to, before and after where that can be told."""
+
+    id: UUID
+    created_at: datetime
+    actor: str
+    action: str
+    target: str
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+    request_id: str | None
 
 
 def write(
@@ -41,3 +61,28 @@ def write(
             "request_id": request_id,
         },
     )
+
+
+def list_page(
+    connection: sa.Connection, *, workspace_id: UUID, made: TimeRange, after: Position | None, limit: int
+) -> Page[Record]:
+    """Return up to `limit` records of the workspace, the newest first, from behind `after`."""
+    where = ["workspace_id = :workspace_id"]
+    parameters: dict[str, Any] = {"workspace_id": workspace_id, "limit": limit + 1}
+    if made.since is not None:
+        where.append("at >= :since")
+        parameters["since"] = made.since
+    if made.until is not None:
+        where.append("at < :until")
+        parameters["until"] = made.until
+    if after is not None:
+        where.append("(at, id) < (:after_at, cast(:after_id as uuid))")
+        parameters |= {"after_at": after.created_at, "after_id": after.id}
+    rows = connection.execute(
+        sa.text(f"""
+            select id, at as created_at, actor, action, target, before, after, request_id from relay.audit_log
+            where {" and ".join(where)} order by at desc, id desc limit :limit
+        """),
+        parameters,
+    ).mappings()
+    return page_of([Record(**dict(row)) for row in rows], limit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from psycopg import sql
 
@@ -51,6 +51,9 @@ returning
         + case when s.source in (1, 3) then 8 else 0 end,
     now()
 """)
+
+#: The bit of `closer` that says that the event is a job's or a test's.
+JOB_OR_TEST: Final = 8
 
 # By the primary key and with the lease in hand: nobody else moves these rows meanwhile. The endpoints' may move.
 _LOOK_CLOSER = sql.SQL("""

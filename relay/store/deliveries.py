@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
+#: What `from_row` reads, of deliveries as `d`.
+COLUMNS: Final = """d.id, d.event_id, d.endpoint_id, d.event_type, d.status, d.reason, d.attempt_count, d.generation,
+    d.due_at, d.created_at, d.finished_at, d.deferred_reason, d.deferred_since, d.deferred_count"""
+
 # One statement, so that the row and its attempts are of one moment. No attempt is older than its delivery: that
 # bound lets the partitions of the days before be left out.
-_GET = sa.text("""
-select d.id, d.event_id, d.endpoint_id, d.event_type, d.status, d.reason, d.attempt_count, d.generation, d.due_at,
-    d.created_at, d.finished_at, d.deferred_reason, d.deferred_since, d.deferred_count,
+_GET = sa.text(f"""
+select {COLUMNS}, d.last_attempt,
     a.at, a.number, a.generation as attempt_generation, a.class as attempt_class, a.code, a.error,
     a.status as http_status, a.body_incomplete, a.sends, a.dns_us, a.connect_us, a.tls_us, a.first_byte_us, a.total_us,
     a.bytes_sent, a.bytes_received, a.remote_address, a.worker, a.reply_headers, a.snippet
@@ -59,7 +62,10 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """A delivery with its log, the oldest attempt first. Attempts beyond the log's window are counted, not listed."""
+    """A delivery, and where it was asked for its log, the oldest attempt first.
+
+    Attempts beyond the log's window are counted, not listed.
+    """
 
     id: UUID
     event_id: UUID
@@ -76,7 +82,9 @@ class Delivery:
     deferred_reason: str | None
     deferred_since: datetime | None
     deferred_count: int
-    attempts: list[Attempt]
+    attempts: list[Attempt] = field(default_factory=list)
+    #: What the row itself keeps of the attempt that it died of, which outlives the log: see store/results.py.
+    last_attempt: dict[str, Any] | None = None
 
 
 def get(connection: sa.Connection, *, workspace_id: UUID, delivery_id: UUID) -> Delivery | None:
@@ -85,26 +93,35 @@ def get(connection: sa.Connection, *, workspace_id: UUID, delivery_id: UUID) -> 
     if not rows:
         return None
     first = rows[0]
+    attempts = [_attempt(row) for row in rows if row.at is not None]
+    return from_row(first, attempts=attempts, last_attempt=first.last_attempt)
+
+
+def from_row(
+    row: sa.Row[Any], *, attempts: list[Attempt] | None = None, last_attempt: dict[str, Any] | None = None
+) -> Delivery:
+    """Make a delivery of a row with `COLUMNS`."""
     return Delivery(
-        id=first.id,
-        event_id=first.event_id,
-        endpoint_id=first.endpoint_id,
-        event_type=first.event_type,
-        status=Status(first.status),
-        reason=first.reason,
-        attempt_count=first.attempt_count,
-        generation=first.generation,
-        due_at=first.due_at,
-        created_at=first.created_at,
-        finished_at=first.finished_at,
-        deferred_reason=first.deferred_reason,
-        deferred_since=first.deferred_since,
-        deferred_count=first.deferred_count,
-        attempts=[_attempt(row) for row in rows if row.at is not None],
+        id=row.id,
+        event_id=row.event_id,
+        endpoint_id=row.endpoint_id,
+        event_type=row.event_type,
+        status=Status(row.status),
+        reason=row.reason,
+        attempt_count=row.attempt_count,
+        generation=row.generation,
+        due_at=row.due_at,
+        created_at=row.created_at,
+        finished_at=row.finished_at,
+        deferred_reason=row.deferred_reason,
+        deferred_since=row.deferred_since,
+        deferred_count=row.deferred_count,
+        attempts=attempts or [],
+        last_attempt=last_attempt,
     )
 
 
-def _attempt(row: sa.Row[tuple[object, ...]]) -> Attempt:
+def _attempt(row: sa.Row[Any]) -> Attempt:
     return Attempt(
         at=row.at,
         number=row.number,

@@ -9,6 +9,7 @@ rows under stale statistics became a sequential scan in a loop: 2 s.)
 
 from __future__ import annotations
 
+import select
 from typing import TYPE_CHECKING, Any, LiteralString, cast
 
 import psycopg
@@ -107,6 +108,19 @@ def run(
             connection.invalidate()
             connection.engine.dispose()
         raise
+
+
+def is_alive(connection: sa.Connection) -> bool:
+    """Whether an idle connection looks usable, without asking the server: nothing came in that was not asked for.
+
+    What comes unasked is the server's farewell. A server that vanished without one is not noticed.
+    """
+    raw = cast("psycopg.Connection[Row]", connection.connection.driver_connection)
+    if raw.closed:
+        return False
+    poll = select.poll()
+    poll.register(raw.fileno(), select.POLLIN)
+    return not poll.poll(0)
 
 
 def transaction(connection: sa.Connection) -> AbstractContextManager[psycopg.Transaction]:

@@ -24,6 +24,10 @@ _LEAVE = sa.text("delete from relay.heartbeats where process_id = :process_id")
 _AGES = sa.text("""
 select role, min(extract(epoch from now() - beat_at))::float8 from relay.heartbeats group by role
 """)
+_LIVE = sa.text("""
+select role, host, pid, details from relay.heartbeats
+where beat_at > now() - make_interval(secs => :within) order by role, host, pid
+""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,3 +64,19 @@ def leave(connection: sa.Connection, process: Process) -> None:
 def youngest_ages(connection: sa.Connection) -> dict[str, float]:
     """Return, by role, the seconds since any process of that role last beat."""
     return {row[0]: float(row[1]) for row in connection.execute(_AGES)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveProcess:
+    """A process that beat lately, and what it said."""
+
+    role: str
+    host: str
+    pid: int
+    details: Mapping[str, object]
+
+
+def live(connection: sa.Connection, *, within_secs: float) -> list[LiveProcess]:
+    """Return the processes that beat within so many seconds."""
+    rows = connection.execute(_LIVE, {"within": within_secs}).mappings()
+    return [LiveProcess(**row) for row in rows]

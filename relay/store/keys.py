@@ -57,7 +57,8 @@ returning name
 """)
 _EXISTS = sa.text("select 1 from relay.api_keys where id = :id and workspace_id = :workspace_id")
 _FIND = sql.SQL("""
-select k.digest, k.id, k.scopes, w.id, w.name, w.max_endpoints, w.max_payload_bytes, w.created_at
+select k.digest, k.id, k.scopes, w.id, w.name, w.max_endpoints, w.ingest_rate, w.max_payload_bytes, w.created_at,
+    w.event_types_version
 from relay.api_keys k join relay.workspaces w on w.id = k.workspace_id
 where k.lookup = %(lookup)s and k.revoked_at is null
 """)
@@ -186,7 +187,15 @@ def find(connection: sa.Connection, text: str) -> Holder | None:
     return Holder(
         key_id=row[1],
         scopes=frozenset(Scope(name) for name in row[2]),
-        workspace=Workspace(id=row[3], name=row[4], max_endpoints=row[5], max_payload_bytes=row[6], created_at=row[7]),
+        workspace=Workspace(
+            id=row[3],
+            name=row[4],
+            max_endpoints=row[5],
+            ingest_rate=row[6],
+            max_payload_bytes=row[7],
+            created_at=row[8],
+            event_types_version=row[9],
+        ),
     )
 
 

@@ -11,8 +11,17 @@ from psycopg.types.json import Jsonb
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_TRY = sa.text("select pg_try_advisory_lock(hashtextextended('relay:' || :name, 0))")
-_RELEASE = sa.text("select pg_advisory_unlock(hashtextextended('relay:' || :name, 0))")
+#: Seconds after which the server ends a session that holds a lock and asks for nothing. Longer than a sweep works on
+#: its other connections, and a worker that was frozen in the middle of one keeps no other from it for ever.
+LONGEST_SILENCE_SECS = 120.0
+
+_TRY = sa.text("""
+with tried as materialized (select pg_try_advisory_lock(hashtextextended('relay:' || :name, 0)) as held)
+select held, case when held then set_config('idle_session_timeout', :silence_ms, false) end from tried
+""")
+_RELEASE = sa.text("""
+select pg_advisory_unlock(hashtextextended('relay:' || :name, 0)), set_config('idle_session_timeout', '0', false)
+""")
 
 # Judged by the database's clock, so that ticks which piled up, or came from two beats, cost one row read.
 _START = sa.text("""
@@ -26,18 +35,22 @@ _FINISH = sa.text("update relay.sweeps set finished_at = clock_timestamp(), coun
 
 
 @contextmanager
-def advisory_lock(engine: sa.Engine, name: str) -> Iterator[sa.Connection | None]:
+def advisory_lock(
+    engine: sa.Engine, name: str, *, silence_secs: float = LONGEST_SILENCE_SECS
+) -> Iterator[sa.Connection | None]:
     """Hold the session lock `name` on a connection of its own; yield that connection, or None where another has it.
 
-    The lock ends with its connection: who works under it for long works on that connection, so as to notice.
+    The lock ends with its connection: who works under it for long works on that connection, so as to notice. The server
+    ends it once the holder has asked for nothing for `silence_secs`: a process that is frozen keeps its connections.
     """
     with engine.connect() as connection:
-        held = bool(connection.execute(_TRY, {"name": name}).scalar_one())
+        row = connection.execute(_TRY, {"name": name, "silence_ms": str(int(silence_secs * 1000))}).one()
         connection.commit()
+        held = bool(row[0])
         try:
             yield connection if held else None
         finally:
-            if held:
+            if held and not connection.invalidated:
                 try:
                     connection.rollback()
                     connection.execute(_RELEASE, {"name": name})

@@ -16,6 +16,8 @@ class Position(NamedTuple):
 
     created_at: datetime
     id: UUID
+    #: The row within that row, in lists that are walked by what holds their rows.
+    within: UUID | None = None
 
 
 class Listed(Protocol):
@@ -33,7 +35,7 @@ T = TypeVar("T", bound=Listed)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page(Generic[T]):
-    """Some rows of a list, and where the next ones begin: None after the last."""
+    """Some rows of a list, and where the next ones begin: None after the last. It may be short, and not be the last."""
 
     rows: Sequence[T]
     next: Position | None

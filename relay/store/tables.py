@@ -47,6 +47,7 @@ workspaces = sa.Table(
     Column("job_previous_secret", BYTEA),
     Column("job_previous_secret_expires_at", _TIME),
     _created(),
+    Column("event_types_version", sa.Integer, nullable=False, server_default="0"),
 )
 
 ingest_buckets = sa.Table(
@@ -55,6 +56,7 @@ ingest_buckets = sa.Table(
     Column("workspace_id", UUID(as_uuid=True), ForeignKey("relay.workspaces.id", ondelete="CASCADE"), primary_key=True),
     Column("tokens", DOUBLE_PRECISION, nullable=False),
     Column("refilled_at", _TIME, nullable=False),
+    prefixes=["UNLOGGED"],
 )
 
 api_keys = sa.Table(
@@ -124,6 +126,8 @@ endpoints = sa.Table(
     Column("held_until", _TIME),
     Column("failing_since", _TIME),
     Column("failing_attempts", sa.Integer, nullable=False, server_default="0"),
+    Column("public_key", BYTEA),
+    Column("previous_public_key", BYTEA),
     Index("endpoints_by_workspace", "workspace_id", "created_at", "id", postgresql_where=text("deleted_at is null")),
     Index("endpoints_by_origin", "workspace_id", "origin", unique=True, postgresql_where=text("kind = 1")),
 )
@@ -135,6 +139,17 @@ endpoint_buckets = sa.Table(
     Column("tokens", DOUBLE_PRECISION, nullable=False),
     Column("refilled_at", _TIME, nullable=False),
     Column("slots_until", _TIME),
+    Column("slots_generation", sa.BigInteger, nullable=False, server_default="0"),
+    prefixes=["UNLOGGED"],
+)
+
+wakes = sa.Table(
+    "wakes",
+    metadata,
+    Column("endpoint_id", UUID(as_uuid=True), ForeignKey("relay.endpoints.id", ondelete="CASCADE"), primary_key=True),
+    Column("retries_too", sa.Boolean, nullable=False, server_default=text("false")),
+    Column("ends_as", sa.SmallInteger),
+    Column("asked_at", _TIME, nullable=False, server_default=_NOW),
 )
 
 endpoint_minutes = sa.Table(
@@ -217,6 +232,15 @@ deliveries = sa.Table(
     Index("deliveries_announced", "announced_at", postgresql_where=text("status = 0 and announced_at is not null")),
     Index("deliveries_leased", "lease_until", postgresql_where=text("status = 1")),
     Index("deliveries_by_endpoint", "endpoint_id", "created_at", "id"),
+    Index(
+        "deliveries_waiting",
+        "endpoint_id",
+        "due_at",
+        "id",
+        postgresql_where=text("status = 0 and (attempt_count > 0 or deferred_reason is not null)"),
+    ),
+    Index("deliveries_dead", "workspace_id", "created_at", "id", postgresql_where=text("status = 3")),
+    Index("deliveries_dead_by_endpoint", "endpoint_id", "created_at", "id", postgresql_where=text("status = 3")),
 )
 
 jobs = sa.Table(
@@ -285,6 +309,7 @@ replays = sa.Table(
     Column("lease_until", _TIME),
     _created(),
     Column("finished_at", _TIME),
+    Column("paced_until", _TIME),
     Index("replays_unfinished", "created_at", postgresql_where=text("finished_at is null")),
 )
 

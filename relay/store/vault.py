@@ -50,10 +50,18 @@ class Vault:
         sealed = self._ciphers[self._first].encrypt(nonce, secret.reveal().encode(), owner.bytes)
         return bytes([len(key_id)]) + key_id + nonce + sealed
 
+    def reseal(self, sealed: bytes, *, owner: UUID) -> bytes | None:
+        """Seal anew with the first key what another sealed; None for what that one sealed, and opens.
+
+        Raises as `open` and `seal` do.
+        """
+        secret = self.open(sealed, owner=owner)
+        return None if key_id_of(sealed) == self._first else self.seal(secret, owner=owner)
+
     def open(self, sealed: bytes, *, owner: UUID) -> Secret:
         """Decrypt what `seal` made for `owner`. Raises SealedSecretUnreadable, which names the key and never the value."""
         length = sealed[0] if sealed else 0
-        key_id = sealed[1 : 1 + length].decode("utf-8", "replace")
+        key_id = key_id_of(sealed)
         cipher = self._ciphers.get(key_id)
         if cipher is None:
             raise SealedSecretUnreadable(f"master key {key_id!r} is not in this process's RELAY_MASTER_KEYS")
@@ -64,3 +72,9 @@ class Vault:
             raise SealedSecretUnreadable(
                 f"a secret sealed with master key {key_id!r} does not open: that key has another value here"
             ) from error
+
+
+def key_id_of(sealed: bytes) -> str:
+    """Return the id of the master key that a sealed value names."""
+    length = sealed[0] if sealed else 0
+    return sealed[1 : 1 + length].decode("utf-8", "replace")

@@ -40,6 +40,8 @@ from relay.wakes w join relay.endpoints p on p.id = w.endpoint_id
 order by w.asked_at limit :limit
 """)
 
+_ANY = sql.SQL("select 1 from relay.wakes limit 1")
+
 _DONE = sa.text("delete from relay.wakes where endpoint_id = :endpoint_id and asked_at = :asked_at")
 
 # Paused rows first, then in the order that they would have come back in.
@@ -125,6 +127,11 @@ def ask_to_bring_forward(connection: sa.Connection, endpoint_id: UUID, *, retrie
 def ask_to_end(connection: sa.Connection, endpoint_id: UUID, status: Status) -> None:
     """Have the endpoint's pending rows ended: dead with `endpoint_deleted`, or canceled."""
     connection.execute(_ASK, {"endpoint_id": endpoint_id, "retries_too": True, "ends_as": int(status)})
+
+
+def any_asked(connection: sa.Connection) -> bool:
+    """Say whether there is any request."""
+    return run(connection, _ANY).fetchone() is not None
 
 
 def asked(connection: sa.Connection, *, limit: int) -> list[Wake]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
@@ -15,14 +15,24 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
-_COLUMNS = "id, name, max_endpoints, max_payload_bytes, created_at"
+#: What `change` may set: limits, where None is the installation's.
+LIMITS: Final = frozenset({"max_endpoints", "ingest_rate", "max_payload_bytes"})
+
+_COLUMNS = "id, name, max_endpoints, ingest_rate, max_payload_bytes, created_at, event_types_version"
 _CREATE = sa.text(f"""
-insert into relay.workspaces (id, name, max_endpoints, max_payload_bytes)
-values (:id, :name, :max_endpoints, :max_payload_bytes)
+insert into relay.workspaces (id, name, max_endpoints, ingest_rate, max_payload_bytes)
+values (:id, :name, :max_endpoints, :ingest_rate, :max_payload_bytes)
 on conflict (name) do nothing
 returning {_COLUMNS}
 """)
 _BY_ID = sa.text(f"select {_COLUMNS} from relay.workspaces where id = :id")
+# Not for update: every ingest's foreign key would wait for it.
+_LOCK = sa.text(f"select {_COLUMNS} from relay.workspaces where id = :id for no key update")
+_CHANGE = sa.text(f"""
+update relay.workspaces
+set max_endpoints = :max_endpoints, ingest_rate = :ingest_rate, max_payload_bytes = :max_payload_bytes
+where id = :id returning {_COLUMNS}
+""")
 _BY_NAME = sa.text(f"select {_COLUMNS} from relay.workspaces where name = :name")
 # There are few: a scan and a sort are cheaper than an index that every creation maintains.
 _LIST = sa.text(f"""
@@ -39,8 +49,12 @@ class Workspace:
     id: UUID
     name: str
     max_endpoints: int | None
+    #: Events per second.
+    ingest_rate: float | None
     max_payload_bytes: int | None
     created_at: datetime
+    #: Moves with every change of its event types; 0 while it has never had any.
+    event_types_version: int
 
 
 def create(
@@ -49,24 +63,19 @@ def create(
     workspace_id: UUID,
     name: str,
     max_endpoints: int | None = None,
+    ingest_rate: float | None = None,
     max_payload_bytes: int | None = None,
     actor: str,
     request_id: str | None = None,
 ) -> Workspace | None:
     """Make a workspace and its audit record; None, and nothing made, where the name is taken."""
-    row = (
-        connection.execute(
-            _CREATE,
-            {
-                "id": workspace_id,
-                "name": name,
-                "max_endpoints": max_endpoints,
-                "max_payload_bytes": max_payload_bytes,
-            },
-        )
-        .mappings()
-        .one_or_none()
-    )
+    fields = {
+        "name": name,
+        "max_endpoints": max_endpoints,
+        "ingest_rate": ingest_rate,
+        "max_payload_bytes": max_payload_bytes,
+    }
+    row = connection.execute(_CREATE, {"id": workspace_id, **fields}).mappings().one_or_none()
     if row is None:
         return None
     audit.write(
@@ -75,10 +84,43 @@ def create(
         actor=actor,
         action="workspace.created",
         target=f"workspace:{workspace_id}",
-        after={"name": name, "max_endpoints": max_endpoints, "max_payload_bytes": max_payload_bytes},
+        after=fields,
         request_id=request_id,
     )
     return _workspace(row)
+
+
+def change(
+    connection: sa.Connection,
+    *,
+    workspace_id: UUID,
+    limits: Mapping[str, float | None],
+    actor: str,
+    request_id: str | None = None,
+) -> Workspace | None:
+    """Set some of `LIMITS`, by name, with an audit record of those that moved; None where there is no such workspace.
+
+    Processes that know the workspace may go by the old limits for a second more. What is over a lowered limit stays.
+    """
+    row = connection.execute(_LOCK, {"id": workspace_id}).mappings().one_or_none()
+    if row is None:
+        return None
+    moved = {name: value for name, value in limits.items() if row[name] != value}
+    if not moved:
+        return _workspace(row)
+    after = {name: row[name] for name in LIMITS} | moved
+    changed = connection.execute(_CHANGE, {"id": workspace_id, **after}).mappings().one()
+    audit.write(
+        connection,
+        workspace_id=None,
+        actor=actor,
+        action="workspace.changed",
+        target=f"workspace:{workspace_id}",
+        before={name: row[name] for name in moved},
+        after=moved,
+        request_id=request_id,
+    )
+    return _workspace(changed)
 
 
 def by_id(connection: sa.Connection, workspace_id: UUID) -> Workspace | None:

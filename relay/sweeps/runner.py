@@ -1,4 +1,4 @@
-"""What all sweeps share: one at a time in the fleet, and no oftener than half their interval.
+"""What sweeps share: one at a time in the fleet, and no oftener than half their interval.
 
 So two beats, ticks that piled up and workers standing in for beat do no harm.
 """
@@ -33,8 +33,19 @@ class Sweep(Protocol):
         """Do the work; return counts for the log. `since_last` is the seconds since it last started (infinite: never)."""
 
 
+class Shared:
+    """Marks a sweep whose work is shared out by leases of its own: workers run it side by side, without a lock."""
+
+    __slots__ = ()
+
+
 def run_sweep(engine: sa.Engine, sweep: Sweep) -> Mapping[str, int] | None:
-    """Run `sweep` once, under its lock; return its counts, or None where another runs it or it just ran."""
+    """Run `sweep` once, under its lock; return its counts, or None where another runs it or it just ran.
+
+    A sweep that is `Shared` runs in any case.
+    """
+    if isinstance(sweep, Shared):
+        return _told(sweep, sweep.run_once(since_last=sweep.interval_secs))
     with advisory_lock(engine, f"sweep:{sweep.name}") as connection:
         if connection is None:
             return None
@@ -43,6 +54,11 @@ def run_sweep(engine: sa.Engine, sweep: Sweep) -> Mapping[str, int] | None:
             return None
         counts = sweep.run_once(since_last=since_last)
         finish_sweep(connection, sweep.name, counts)
+    return _told(sweep, counts)
+
+
+def _told(sweep: Sweep, counts: Mapping[str, int]) -> Mapping[str, int]:
+    """Put the counts into the log, where there is something to tell."""
     if any(counts.values()):
         log.info("sweep", extra={"sweep": sweep.name, **counts})
     return counts

@@ -35,9 +35,14 @@ class Wake:
 
     hot: sa.Engine
     name: str = "wake"
-    #: Much shorter than beat's: a worker that closed a breaker runs it at once.
+    #: Much shorter than beat's: a worker that closed a breaker, or sees that it is wanted, runs it at once.
     interval_secs: float = 0.2
     batch: int = 500
+
+    def is_wanted(self) -> bool:
+        """Say whether anything is asked for."""
+        with self.hot.connect() as connection:
+            return wakes.any_asked(connection)
 
     def run_once(self, *, since_last: float) -> Mapping[str, int]:  # noqa: ARG002
         """Carry out what is asked for; a request that finds rows locked stays for the next run."""

@@ -12,9 +12,12 @@ SWEEPS = {
     "reconcile": 10.0,
     "stream-upkeep": 15.0,
     "partitions": 3600.0,
-    # A worker that closes a breaker does not wait for it.
-    "wake": 2.0,
+    # Workers look for its work themselves, every 2 s: this is for when they cannot.
+    "wake": 15.0,
     "sleepers": 60.0,
+    "retention": 600.0,
+    # Each tick works for a while, if there is work.
+    "replay": 2.0,
 }
 
 
