@@ -58,6 +58,9 @@ LEASE_MARGIN_SECS = 5.0
 AWAIT_SECS = 1.0
 #: The threads without which a worker delivers nothing, or is taken for dead.
 WORKER_THREADS = ("relay-reader", "relay-poller", "relay-settler", "relay-engine", "relay-recorder", "relay-heart")
+#: Seconds after which the API gives up on a silent database: a producer that waits for its 202, and everybody else.
+INGEST_PATIENCE_SECS = 4
+API_PATIENCE_SECS = 10
 #: Seconds of the shutdown's grace, at most a quarter of it, kept for recording.
 RECORD_SECS = 3.0
 
@@ -111,13 +114,17 @@ def make_api(settings: Settings) -> Api:
     rest = settings.db_pool - admin
     # Two for events that are committed together, where as many are left for what is not.
     grouped = 2 if rest >= 4 else 0
-    engine = make_engine(url, name="api", size=admin)
+    engine = make_engine(url, name="api", size=admin, patience_secs=API_PATIENCE_SECS)
     process_id = uuid4()
     return Api(
         settings=settings,
         engine=engine,
-        hot=make_hot_engine(url, name="api ingest", size=rest - grouped, try_first=True),
-        grouped=make_hot_engine(url, name="api ingest", size=grouped) if grouped else None,
+        hot=make_hot_engine(
+            url, name="api ingest", size=rest - grouped, try_first=True, patience_secs=INGEST_PATIENCE_SECS
+        ),
+        grouped=make_hot_engine(url, name="api ingest", size=grouped, patience_secs=INGEST_PATIENCE_SECS)
+        if grouped
+        else None,
         vault=make_vault(settings),
         url_policy=make_url_policy(settings),
         address_policy=make_address_policy(settings),
@@ -170,6 +177,7 @@ class Worker:
     sender: Engine
     intake: Intake
     waker: Prompt
+    replayer: Prompt
     heart: Heart
     vitals: Vitals
     sweeps: Mapping[str, Sweep]
@@ -181,6 +189,7 @@ class Worker:
         self.sender.start()
         self.intake.start(deliver)
         self.waker.start()
+        self.replayer.start()
         self.heart.start()
         self.vitals.watch()
 
@@ -200,6 +209,7 @@ class Worker:
             self.recorder.release([request.key for request in not_started])
             self._drained = self.recorder.stop(deadline)
             self.waker.stop()
+            self.replayer.stop()
             self.heart.stop(deadline)
         return self._drained
 
@@ -235,6 +245,8 @@ def make_worker(settings: Settings) -> Worker:
     )
     gate = Gate(slots=slots, breaker_policy=breaker_policy, max_payload_bytes=settings.max_payload_bytes, worker=name)
     wake = Wake(hot=hot)
+    replay = Replay(engine=engine, max_replays=settings.max_replays)
+    replayer = Prompt(lambda: run_sweep(engine, replay) is not None, name="relay-replayer", wanted=replay.is_wanted)
     waker = Prompt(lambda: run_sweep(engine, wake) is not None, name="relay-waker", wanted=wake.is_wanted)
     recorder = Recorder(
         hot,
@@ -257,19 +269,17 @@ def make_worker(settings: Settings) -> Worker:
         on_done=recorder.on_done,
     )
     reap = Reap(hot=hot)
-    vault, url_policy = make_vault(settings), make_url_policy(settings)
+    vault = make_vault(settings)
     dispatcher = Dispatcher(
         hot,
         destinations=Destinations(
             vault,
-            url_policy=url_policy,
             platform_urls=make_platform_urls(settings),
             timeout_ms=settings.total_timeout_ms,
             max_in_flight=settings.max_in_flight_per_endpoint,
         ),
         jobs=JobDestinations(
             vault,
-            url_policy=url_policy,
             timeout_ms=settings.total_timeout_ms,
             longest_timeout_ms=settings.longest_timeout_ms,
         ),
@@ -324,7 +334,7 @@ def make_worker(settings: Settings) -> Worker:
         Reconcile(hot=hot, stream=settling, after_secs=settings.reconcile_after_secs),
         StreamUpkeep(hot=hot, stream=settling),
         PartitionsAhead(engine=engine),
-        Replay(engine=engine, max_replays=settings.max_replays),
+        replay,
         wake,
         Sleepers(engine=engine),
         Retention(
@@ -349,6 +359,7 @@ def make_worker(settings: Settings) -> Worker:
         sender=sender,
         intake=intake,
         waker=waker,
+        replayer=replayer,
         heart=Heart(engine, role="worker", process_id=uuid4(), pulse=pulse),
         vitals=vitals,
         sweeps={sweep.name: sweep for sweep in sweeps},

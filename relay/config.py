@@ -98,7 +98,9 @@ class Settings(BaseSettings):
         "n-th port after the publisher's.",
         says="0.0.0.0:9091; 127.0.0.1:9091 under `relay up`",
     )
-    admin_key: SecretStr | None = _setting(None, "The instance's own API key: makes workspaces, acts in any.")
+    admin_key: Annotated[SecretStr, BeforeValidator(read.admin_key)] | None = _setting(
+        None, "The instance's own API key: makes workspaces, acts in any. 16 characters at least."
+    )
     master_keys: Annotated[tuple[MasterKey, ...], BeforeValidator(read.master_keys)] = _setting(
         (),
         "Keys that seal secrets at rest: a list of id:base64, 32 bytes each. The first encrypts, all decrypt.",
@@ -207,7 +209,8 @@ class Settings(BaseSettings):
         "Names, and .suffixes of names, that the rules for names let pass: a list. Their addresses need a CIDR still.",
     )
     egress_proxy: Annotated[SecretStr, BeforeValidator(read.url("http", "https", path=False))] | None = _setting(
-        None, "HTTP proxy for every request. Not in this release: a worker refuses to start with it."
+        None,
+        "HTTP proxy that every request is tunnelled through (CONNECT), with user and password if it asks for them.",
     )
     max_replays: int = _setting(20, "How often one delivery can be replayed.", ge=0, le=10_000)
     auto_disable_after_secs: int = _setting(
@@ -233,7 +236,10 @@ class Settings(BaseSettings):
         50, "Endpoints that a workspace without a limit of its own may have.", ge=0, le=1_000_000
     )
     workspace_ingest_rate: float | None = _setting(
-        None, "Events per second that a new workspace may send in; none: no limit.", gt=0, le=1_000_000
+        None,
+        "Events per second that a workspace without a rate of its own may send in; none: no limit.",
+        gt=0,
+        le=1_000_000,
     )
     telegram_url: HttpUrl = _setting("https://api.telegram.org", "The Bot API's address, for a server of one's own.")
     discord_url: HttpUrl = _setting("https://discord.com", "Discord's address, for a stand-in.")

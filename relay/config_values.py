@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import enum
+import hashlib
 import ipaddress
 import re
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 #: Bytes in a master key: AES-256.
 MASTER_KEY_BYTES: Final = 32
+#: Characters of the instance's key, at least.
+MIN_ADMIN_KEY: Final = 16
 
 _HOST_RULE: Final = re.compile(r"\.?([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*")
 
@@ -44,6 +47,11 @@ class MasterKey:
 
     id: str
     key: SecretBytes
+
+    @property
+    def fingerprint(self) -> str:
+        """Sixteen letters that tell another value under the same id, and nothing of the key: it is random."""
+        return hashlib.sha256(b"relay master key\0" + self.key.get_secret_value()).hexdigest()[:16]
 
 
 class FailpointAction(enum.StrEnum):
@@ -118,6 +126,12 @@ def database_url(value: object) -> object:
 def broker_url(value: object) -> object:
     if isinstance(value, str) and not re.match(r"(rediss?|unix)://.", value):
         raise ValueError("must be a URL that begins with redis://, rediss:// or unix://")
+    return value
+
+
+def admin_key(value: object) -> object:
+    if isinstance(value, str) and len(value) < MIN_ADMIN_KEY:
+        raise ValueError(f"must have {MIN_ADMIN_KEY} characters at least, and be hard to guess: it opens everything")
     return value
 
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
-import psycopg
 import pytest
 import redis
-import sqlalchemy as sa
 
 from relay.embedded.stack import Servers
-from relay.store.migrate import upgrade
+from tests.databases import Databases
+from tests.places import new_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,9 +19,9 @@ if TYPE_CHECKING:
 hypothesis.settings.register_profile("relay", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("relay")
 
-_TEMPLATE = "relay_template"
-_numbers = itertools.count(1)
-
+#: What is in the kernel outlives a killed server: only a power cut would need `fsync`. The data lies in memory, so the log
+#: stays small. And nothing may analyse or clean up by itself: plans would depend on when.
+POSTGRES_SETTINGS = {"fsync": "off", "max_wal_size": "256MB", "autovacuum": "off"}
 #: A key for tests: 32 bytes, base64.
 MASTER_KEYS = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
 
@@ -34,44 +29,34 @@ MASTER_KEYS = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Servers]:
     """Postgres and Redis of this pytest process, made of nothing and thrown away."""
-    base = Path(tempfile.mkdtemp(prefix="relay-tests-"))
-    # What is in the kernel outlives a killed server: only a power cut would need more, and syncing takes most of the time.
-    with Servers(base, discard=True, say=lambda _line: None, postgres_settings={"fsync": "off"}) as started:
+    base = new_place()
+    with Servers(base, discard=True, say=lambda _line: None, postgres_settings=POSTGRES_SETTINGS) as started:
         yield started
 
 
 @pytest.fixture(scope="session")
-def template_url(servers: Servers) -> str:
-    """A migrated database to copy: a test's own database costs milliseconds instead of a migration."""
+def databases(servers: Servers) -> Iterator[Databases]:
+    """The databases of this pytest process."""
     assert servers.postgres_url is not None
-    admin = sa.make_url(servers.postgres_url)
-    with psycopg.connect(servers.postgres_url, autocommit=True) as connection:
-        connection.execute(f"create database {_TEMPLATE}")
-    upgrade(admin.set(database=_TEMPLATE).render_as_string(hide_password=False))
-    return servers.postgres_url
+    made = Databases(servers.postgres_url)
+    yield made
+    made.close()
 
 
 @pytest.fixture
-def database(template_url: str) -> Iterator[str]:
+def database(databases: Databases) -> Iterator[str]:
     """The URL of an empty, migrated database of this test's own."""
-    name = f"relay_test_{os.getpid()}_{next(_numbers)}"
-    with psycopg.connect(template_url, autocommit=True) as connection:
-        connection.execute(f"create database {name} template {_TEMPLATE}")
-    yield sa.make_url(template_url).set(database=name).render_as_string(hide_password=False)
-    with psycopg.connect(template_url, autocommit=True) as connection:
-        connection.execute(f"drop database {name} with (force)")
+    url = databases.take()
+    yield url
+    databases.give_back(url)
 
 
 @pytest.fixture
-def bare_database(servers: Servers) -> Iterator[str]:
+def bare_database(databases: Databases) -> Iterator[str]:
     """The URL of a database that nothing was done to yet."""
-    assert servers.postgres_url is not None
-    name = f"relay_bare_{os.getpid()}_{next(_numbers)}"
-    with psycopg.connect(servers.postgres_url, autocommit=True) as connection:
-        connection.execute(f"create database {name}")
-    yield sa.make_url(servers.postgres_url).set(database=name).render_as_string(hide_password=False)
-    with psycopg.connect(servers.postgres_url, autocommit=True) as connection:
-        connection.execute(f"drop database {name} with (force)")
+    url = databases.bare()
+    yield url
+    databases.drop(url)
 
 
 @pytest.fixture

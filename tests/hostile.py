@@ -21,9 +21,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from relay.delivery.engine import Completed, Engine, SendRequest
+from relay.delivery.target import ANY_URL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from relay.core.url import UrlPolicy
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 #: Seconds after which a test that waits for a condition gives up.
@@ -265,6 +268,38 @@ def answer_once(reply: bytes) -> Callable[[Peer], None]:
     return script
 
 
+def tunnel(answer: bytes = b"HTTP/1.1 200 Connected\r\nX-Proxy: 1\r\n\r\n") -> tuple[list[str], Callable[[Peer], None]]:
+    """An egress proxy: notes each CONNECT's target and joins the streams."""
+    targets: list[str] = []
+
+    def script(peer: Peer) -> None:
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += peer.socket.recv(65536)
+        target = head.split()[1].decode()
+        targets.append(head.decode("latin-1"))
+        peer.send(answer)
+        if not answer.startswith(b"HTTP/1.1 200"):
+            return
+        host, _, port = target.rpartition(":")
+        with socket.create_connection((host.strip("[]"), int(port))) as onward:
+            back = threading.Thread(target=_pump, args=(onward, peer.socket), daemon=True)
+            back.start()
+            _pump(peer.socket, onward)
+            back.join()
+
+    return targets, script
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    try:
+        while data := source.recv(65536):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass
+
+
 @dataclass
 class Sender:
     """An engine with what came back from it."""
@@ -274,6 +309,9 @@ class Sender:
     snippet_bytes: int = 1024
     ca_file: str | None = None
     proxy: str | None = None
+    #: In place of those of /etc/resolv.conf.
+    name_servers: list[str] | None = None
+    url_policy: UrlPolicy = ANY_URL
     done: list[Completed] = field(default_factory=list)
 
     def __enter__(self) -> Self:
@@ -284,6 +322,8 @@ class Sender:
             on_done=self.done.extend,
             ca_file=self.ca_file,
             proxy=self.proxy,
+            name_servers=self.name_servers,
+            url_policy=self.url_policy,
         )
         self.engine.start()
         return self

@@ -93,6 +93,8 @@ def instance(database: str, **settings: str) -> Iterator[Instance]:
                 thread.join(20)
         api.engine.dispose()
         api.hot.dispose()
+        if api.grouped is not None:
+            api.grouped.dispose()
 
 
 def fields_of(answer: TestResponse) -> dict[str, str]:

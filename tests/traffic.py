@@ -81,7 +81,7 @@ class Traffic:
         batch = [self._event(event_type or self._event_type) for _ in range(count)]
         with self._stack.parts.hot.connect() as connection:
             stored = events.ingest(connection, batch)
-        ids = [str(delivery.id) for one in stored for delivery in one.deliveries]
+        ids = [delivery["id"] for answer in stored if answer for delivery in json.loads(answer)["deliveries"]]
         self.accepted |= set(ids)
         return ids
 

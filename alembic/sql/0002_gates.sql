@@ -51,4 +51,7 @@ alter table relay.ingest_buckets set unlogged;
 -- none while it is 0.
 alter table relay.workspaces add event_types_version integer not null default 0;
 
+-- When the next row that a replay takes may be due: its rows come back one after the other, at the endpoint's rate.
+alter table relay.replays add paced_until timestamptz;
+
 update relay.schema_info set version = 2;

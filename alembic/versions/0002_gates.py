@@ -41,6 +41,7 @@ def downgrade() -> None:
             ) with (fillfactor = 50);
             drop index relay.deliveries_waiting, relay.deliveries_dead, relay.deliveries_dead_by_endpoint;
             alter table relay.ingest_buckets set logged;
+            alter table relay.replays drop paced_until;
             alter table relay.workspaces drop event_types_version;
             alter table relay.endpoints drop public_key, drop previous_public_key;
             update relay.schema_info set version = 1;

@@ -162,6 +162,37 @@ def config(markdown: bool) -> None:  # noqa: FBT001 - click passes options by na
         click.echo(f"{name}={value}" + ("" if source == "default" else f"  # {source}"))
 
 
+@main.group()
+def partitions() -> None:
+    """Look after the attempt log's day partitions."""
+
+
+@partitions.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def status(*, as_json: bool) -> None:
+    """Show which days have a partition. Ends with 1 where one of the next days lacks, or the default one holds rows."""
+    from relay.cli.partitions import show
+
+    sys.exit(show(read_settings("partitions"), as_json=as_json))
+
+
+@main.group()
+def keys() -> None:
+    """Look after the master keys that seal secrets."""
+
+
+@keys.command()
+def rotate() -> None:
+    """Seal every secret with the first of RELAY_MASTER_KEYS, while everything runs.
+
+    First add the new key to the list of all workers and API processes, as the second, and restart them; then make it
+    the first everywhere, restart again, and run this. It says which of the older keys may go.
+    """
+    from relay.cli.keys import rotate as run
+
+    sys.exit(run(read_settings("keys")))
+
+
 @main.command()
 @click.argument("event_type")
 @click.option("--data", default=None, help="The payload, as JSON; @FILE reads a file, - standard input.")

@@ -49,12 +49,14 @@ def run_publisher(settings: Settings) -> int:
     def count() -> None:
         metrics.ANNOUNCED.inc(parts.publisher.announced - metrics.value_of(metrics.ANNOUNCED))
 
-    health = HealthServer(settings.metrics_bind, before_scrape=count)
+    health = HealthServer(settings.metrics_bind, before_scrape=count, dead=parts.vitals.dead)
     health.start()
     parts.heart.start()
+    parts.vitals.watch()
     log.info("publisher started", extra={"health": f"http://{settings.metrics_bind}/healthz"})
     quieten_collector()
     parts.publisher.run(stop)
+    parts.vitals.leave()
     parts.heart.stop()
     health.stop()
     return 0
@@ -68,7 +70,7 @@ def run_worker(settings: Settings, *, name: str | None) -> int:
     warnings.filterwarnings("ignore", category=SecurityWarning)
     bootstrap.await_schema(settings)
     worker = bootstrap.make_worker(settings)
-    health = HealthServer(settings.metrics_bind, before_scrape=worker.refresh_metrics)
+    health = HealthServer(settings.metrics_bind, before_scrape=worker.refresh_metrics, dead=worker.vitals.dead)
     health.start()
     app = make_app(settings)
     steps.install(app, worker)
@@ -108,6 +110,8 @@ def run_flower(settings: Settings) -> None:
         "FLOWER_ADDRESS": settings.flower_bind.host,
         "FLOWER_PORT": str(settings.flower_bind.port),
         "FLOWER_INSPECT_TIMEOUT": "2000",
+        # Workers send them anyway; asking every worker each 5 s would cost as much as all that Flower does when idle.
+        "FLOWER_ENABLE_EVENTS": "false",
     }
     argv = [sys.executable, "-m", "celery", "-A", "relay.tasks.inspected", "--quiet", "flower", "--loglevel=warning"]
     os.execve(sys.executable, argv, environment)  # noqa: S606 - no shell, our own arguments

@@ -1,7 +1,8 @@
 """Cursors: where a page ended, opaque to the caller and refused by any list but its own.
 
-A cursor is base64url of: microseconds since 1970 (8 bytes), the row's id (16), and half a SHA-256 HMAC (16) over both
-and the list's name. The seal is against mistakes and tampering. It is no permission: every query names its owner.
+A cursor is base64url of: microseconds since 1970 (8 bytes), the row's id (16; in some lists one more, of a row within
+that row), and half a SHA-256 HMAC (16) over all that and the list's name. The seal is against mistakes and tampering.
+It is no permission: every query names its owner.
 """
 
 from __future__ import annotations
@@ -21,20 +22,26 @@ _ID_BYTES = 16
 _SEAL_BYTES = 16
 
 
-def encode(created_at: datetime, row_id: UUID, *, of: str, key: bytes) -> str:
-    """Make the cursor of a row in the list called `of`, which names its owner and filters too. 54 characters."""
+def encode(created_at: datetime, *ids: UUID, of: str, key: bytes) -> str:
+    """Make the cursor of a row in the list called `of`, which names its owner and filters too.
+
+    54 characters for one id. A list always has the same number of ids.
+    """
     microseconds = (created_at - _EPOCH) // _MICROSECOND
-    place = microseconds.to_bytes(_TIME_BYTES, "big", signed=True) + row_id.bytes
+    place = microseconds.to_bytes(_TIME_BYTES, "big", signed=True) + b"".join(one.bytes for one in ids)
     return base64.urlsafe_b64encode(place + _seal(place, of, key)).rstrip(b"=").decode()
 
 
-def decode(text: str, *, of: str, key: bytes, field: str = "cursor") -> tuple[datetime, UUID]:
-    """Return the row's time (UTC) and id; InvalidInput unless `encode` made the text for this list with this key."""
+def decode(
+    text: str, *, of: str, key: bytes, ids: int = 1, field: str = "cursor"
+) -> tuple[datetime, *tuple[UUID, ...]]:
+    """Return the row's time (UTC) and `ids` ids; InvalidInput unless `encode` made the text for this list and key."""
     try:
         sealed = base64.urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4))
     except (binascii.Error, ValueError):
         sealed = b""
-    place, seal = sealed[: _TIME_BYTES + _ID_BYTES], sealed[_TIME_BYTES + _ID_BYTES :]
+    length = _TIME_BYTES + ids * _ID_BYTES
+    place, seal = sealed[:length], sealed[length:]
     # The decoder skips characters that are not of its alphabet: only the one spelling counts.
     canonical = base64.urlsafe_b64encode(sealed).rstrip(b"=").decode() == text
     if not canonical or len(seal) != _SEAL_BYTES or not hmac.compare_digest(seal, _seal(place, of, key)):
@@ -44,7 +51,8 @@ def decode(text: str, *, of: str, key: bytes, field: str = "cursor") -> tuple[da
             code="invalid_cursor",
         )
     microseconds = int.from_bytes(place[:_TIME_BYTES], "big", signed=True)
-    return _EPOCH + microseconds * _MICROSECOND, UUID(bytes=place[_TIME_BYTES:])
+    found = (UUID(bytes=place[start : start + _ID_BYTES]) for start in range(_TIME_BYTES, length, _ID_BYTES))
+    return _EPOCH + microseconds * _MICROSECOND, *found
 
 
 def _seal(place: bytes, of: str, key: bytes) -> bytes:

@@ -21,7 +21,7 @@ MAX_DEPTH = 100
 
 #: RFC 8259 section 2; `str.strip` alone would take Unicode's spaces too.
 _WHITE_SPACE = " \t\n\r"
-_BOM = b"\xef\xbb\xbf"
+_BOM = "\ufeff"
 # A string's closing quote is optional in both patterns, and nothing backtracks, so that a text
 # with one quote missing is read once: else each escaped quote in it would be tried as a start.
 _STRING = r'"(?:[^"\\]++|\\.)*+"?'
@@ -52,31 +52,14 @@ def scan_event(body: bytes, *, max_depth: int = MAX_DEPTH, read_type: bool = Tru
     Raises InvalidInput with field `type` where `type` is not a string (code
     `invalid_type`) or occurs twice, however its letters are escaped (`duplicate_type`).
     """
+    text = decode(body)
     # Brackets in strings count here too: the count is only a bound that spares most bodies the scan.
-    deep = body.count(b"[") + body.count(b"{") > max_depth
-    try:
-        text = body.decode()
-    except UnicodeDecodeError as error:
-        before = body[: error.start].decode()
-        raise _invalid("The body is not UTF-8: send JSON encoded as UTF-8", before, len(before)) from None
-    if deep:
-        _check_depth(text, max_depth)
+    if body.count(b"[") + body.count(b"{") > max_depth:
+        check_depth(text, max_depth)
     start = len(text) - len(text.lstrip(_WHITE_SPACE))
-    try:
-        value, end = _scan(text, start)
-    except StopIteration as error:
-        raise _invalid(_explain(body, "Expecting value"), text, error.value) from None
-    except json.JSONDecodeError as error:
-        raise _invalid(_explain(body, error.msg), text, error.pos) from None
-    except _ConstantError:
-        position = next(m.start() for m in _STRING_OR_CONSTANT.finditer(text) if m.group(1) is not None)
-        raise _invalid(
-            "The body is not JSON: NaN and Infinity are not JSON numbers, use null or a string",
-            text,
-            position,
-        ) from None
+    value, end = _value(text, start)
     if end != len(text) and (rest := text[end:].lstrip(_WHITE_SPACE)):
-        raise _invalid(_explain(body, "Something follows the value"), text, len(text) - len(rest))
+        raise invalid_at(_explain(text, "Something follows the value"), text, len(text) - len(rest))
     if not read_type or type(value) is not _Members:
         return EventText(type=None)
     types = [member for key, member in value if key == "type"]
@@ -95,6 +78,53 @@ def scan_event(body: bytes, *, max_depth: int = MAX_DEPTH, read_type: bool = Tru
             code="invalid_type",
         )
     return EventText(type=types[0])
+
+
+def is_json(content_type: str) -> bool:
+    """Whether a Content-Type is JSON's: `application/json`, or any with the suffix `+json` (RFC 6839)."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    return media_type == "application/json" or media_type.endswith("+json")
+
+
+def decode(body: bytes) -> str:
+    """Return the body as text; InvalidJson with the place where it is not UTF-8."""
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        before = body[: error.start].decode()
+        raise invalid_at("The body is not UTF-8: send JSON encoded as UTF-8", before, len(before)) from None
+
+
+def check_depth(text: str, max_depth: int) -> None:
+    """Raise InvalidJson where the nesting passes `max_depth`. Brackets that do not match are left to the scanner."""
+    depth = 0
+    for index, bracket in enumerate(_BRACKET.findall(text)):
+        if bracket not in ("[", "{"):
+            depth -= 1
+        elif depth < max_depth:
+            depth += 1
+        else:
+            position = next(m.start(1) for i, m in enumerate(_BRACKET.finditer(text)) if i == index)
+            raise invalid_at(f"The body nests more than {max_depth} levels deep: flatten it", text, position)
+
+
+def value_end(text: str, start: int) -> int:
+    """Return where the JSON value ends that begins at `start`, in characters; InvalidJson where there is none.
+
+    The depth of `text` must have been checked: the scanner calls itself.
+    """
+    return _value(text, start)[1]
+
+
+def invalid_at(message: str, text: str, position: int) -> InvalidJson:
+    """Build the error for a place in the text, counted in characters."""
+    before = text[:position]
+    return InvalidJson(
+        message,
+        position=len(before.encode()),
+        line=before.count("\n") + 1,
+        column=position - before.rfind("\n"),
+    )
 
 
 class _ConstantError(Exception):
@@ -117,34 +147,24 @@ _scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder(
 _Members: type[Any] = type(iter([]))
 
 
-def _check_depth(text: str, max_depth: int) -> None:
-    """Raise InvalidJson where the nesting passes `max_depth`. Brackets that do not match are left to the scanner."""
-    depth = 0
-    for index, bracket in enumerate(_BRACKET.findall(text)):
-        if bracket not in ("[", "{"):
-            depth -= 1
-        elif depth < max_depth:
-            depth += 1
-        else:
-            position = next(m.start(1) for i, m in enumerate(_BRACKET.finditer(text)) if i == index)
-            raise _invalid(f"The body nests more than {max_depth} levels deep: flatten it", text, position)
+def _value(text: str, start: int) -> tuple[Any, int]:
+    try:
+        return _scan(text, start)
+    except StopIteration as error:
+        raise invalid_at(_explain(text, "Expecting value"), text, error.value) from None
+    except json.JSONDecodeError as error:
+        raise invalid_at(_explain(text, error.msg), text, error.pos) from None
+    except _ConstantError:
+        position = next(m.start() for m in _STRING_OR_CONSTANT.finditer(text, start) if m.group(1) is not None)
+        raise invalid_at(
+            "The body is not JSON: NaN and Infinity are not JSON numbers, use null or a string", text, position
+        ) from None
 
 
-def _explain(body: bytes, reason: str) -> str:
-    if not body:
+def _explain(text: str, reason: str) -> str:
+    if not text:
         return "The body is empty: send a JSON value"
-    if body.startswith(_BOM):
+    if text.startswith(_BOM):
         return "The body begins with a byte order mark: leave it out"
     reason = reason.removesuffix(" at")
     return f"The body is not JSON: {reason[0].lower()}{reason[1:]}"
-
-
-def _invalid(message: str, text: str, position: int) -> InvalidJson:
-    """Build the error for a place in the text, counted in characters."""
-    before = text[:position]
-    return InvalidJson(
-        message,
-        position=len(before.encode()),
-        line=before.count("\n") + 1,
-        column=position - before.rfind("\n"),
-    )

@@ -100,11 +100,19 @@ _FAULTS: Final[dict[Fault, tuple[AttemptClass, str, BreakerEffect, DeadReason | 
 }
 
 
-def judge(observation: Observation, *, retry_statuses: frozenset[int], now: float, retry_after_max_s: float) -> Outcome:
+def judge(
+    observation: Observation,
+    *,
+    retry_statuses: frozenset[int],
+    now: float,
+    retry_after_max_s: float,
+    asked_s: float | None = None,
+) -> Outcome:
     """The verdict on one request.
 
     `retry_statuses` are the policy's further 4xx; `now` is epoch seconds, for dates in Retry-After, which is cut to
-    `retry_after_max_s` seconds. An answer counts before any fault: one that came after the header block is the body's
+    `retry_after_max_s` seconds. `asked_s` is what the reply asks for in the words of its platform (see `transports`), and
+    counts in the header's place. An answer counts before any fault: one that came after the header block is the body's
     (RFC 9110 section 15: the status is the result). Deferrals by the gate are not judged here.
     """
     status = observation.status
@@ -115,7 +123,7 @@ def judge(observation: Observation, *, retry_statuses: frozenset[int], now: floa
 
     wait_s: float | None = None
     if status in {413, 429, 503}:
-        wait_s = retry_after.find(observation.headers, now)
+        wait_s = retry_after.find(observation.headers, now) if asked_s is None else asked_s
         if wait_s is not None:
             wait_s = min(wait_s, retry_after_max_s)
     retried = (

@@ -1,20 +1,25 @@
 """Signatures on requests: how they are made, and how a receiver checks them.
 
-Both schemes sign the body's bytes as they are sent, with the time, so that a receiver
-can tell a fresh request from a recorded one.
+Every scheme signs the body's bytes as they are sent, with the time, so that a receiver
+can tell a fresh request from a recorded one. With `standard-ed25519` the receiver needs
+no secret: it verifies with a public key.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import hmac
 import re
 from typing import TYPE_CHECKING
 
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
 from relay.core.errors import InvalidInput
 from relay.core.model import Signing
-from relay.core.secret import PREFIX, Secret
+from relay.core.secret import PREFIX, Secret, private_seed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,14 +27,18 @@ if TYPE_CHECKING:
 #: Seconds that a signature's time may lie in the past or in the future.
 TOLERANCE_SECS = 300
 
+#: Ed25519 keys kept ready to sign: to make one of its seed costs as much as a signature.
+_KEYS_KEPT = 4096
+
 _TIMESTAMP = re.compile(r"[0-9]{1,12}")
 
 
 def signing_key(scheme: Signing, secret: Secret | str) -> bytes:
-    """Turn a secret into what the scheme's HMAC is keyed with. Pure and worth caching: a secret's key never changes.
+    """Turn a secret into what the scheme signs with. Pure and worth caching: a secret's key never changes.
 
     `relay` takes the whole text, whatever it is; `standard` what the base64 after
-    `whsec_` decodes to, and raises InvalidInput where it does not.
+    `whsec_` decodes to; `standard-ed25519` the 32 bytes of the seed in a `whsk_` secret.
+    The latter two raise InvalidInput where the secret is of another form.
     """
     text = secret.reveal() if isinstance(secret, Secret) else secret
     if scheme is Signing.RELAY:
@@ -46,7 +55,14 @@ def signing_key(scheme: Signing, secret: Secret | str) -> bytes:
                 code="invalid_secret",
             )
         return key
-    raise ValueError(f"the scheme {scheme.value} has no symmetric key")
+    if scheme is Signing.STANDARD_ED25519:
+        return private_seed(text)
+    raise ValueError(f"the scheme {scheme.value} has no key")
+
+
+def public_key_of(secret: Secret) -> bytes:
+    """Return the 32 raw bytes with which anybody verifies what a `whsk_` secret signs; InvalidInput for other forms."""
+    return _private_key(private_seed(secret.reveal())).public_key().public_bytes_raw()
 
 
 def signature_headers(
@@ -80,16 +96,15 @@ def signature_headers(
             lines.append(f"Relay-Event-Type: {event_type}")
         lines.append(f"Relay-Attempt: {attempt}")
         return lines
-    if scheme is Signing.STANDARD:
-        signed = b"%b.%d.%b" % (delivery_id.encode(), timestamp, body)
-        return [
-            f"webhook-id: {delivery_id}",
-            f"webhook-timestamp: {timestamp}",
-            "webhook-signature: " + " ".join([_standard_signature(key, signed) for key in secrets]),
-        ]
     if scheme is Signing.NONE:
         return []
-    raise ValueError(f"the scheme {scheme.value} does not sign with symmetric keys")
+    signed = b"%b.%d.%b" % (delivery_id.encode(), timestamp, body)
+    sign = _standard_signature if scheme is Signing.STANDARD else _ed25519_signature
+    return [
+        f"webhook-id: {delivery_id}",
+        f"webhook-timestamp: {timestamp}",
+        "webhook-signature: " + " ".join([sign(key, signed) for key in secrets]),
+    ]
 
 
 def verify(
@@ -104,9 +119,9 @@ def verify(
     """Check a received request and return the time (Unix seconds) at which it was signed.
 
     `secrets` are keys from `signing_key`: one, or two while a secret is being
-    replaced. `headers` are the request's, in any case; `body` its bytes as received,
-    before any parsing. One good signature among those given is enough. Comparisons
-    take constant time.
+    replaced; for `standard-ed25519` public keys, 32 raw bytes each. `headers` are the
+    request's, in any case; `body` its bytes as received, before any parsing. One good
+    signature among those given is enough. Comparisons take constant time.
 
     Raises InvalidInput, with the code `missing_signature`, `bad_timestamp`, `stale`
     or `bad_signature`. A request that passes may still be a repeat within the
@@ -116,27 +131,30 @@ def verify(
         raise ValueError("no secret to verify with")
     given = {name.lower(): value for name, value in headers.items()}
     if scheme is Signing.RELAY:
-        timestamp = _header(given, "Relay-Timestamp")
-        signatures = _header(given, "Relay-Signature").split(",")
-        signed = b"%b.%b" % (_read_bytes(timestamp), body)
-        expected = [_relay_signature(key, signed) for key in secrets]
         name = "Relay-Signature"
-    elif scheme is Signing.STANDARD:
+        timestamp = _header(given, "Relay-Timestamp")
+        signatures = _header(given, name).split(",")
+        signed = b"%b.%b" % (_read_bytes(timestamp), body)
+    elif scheme is Signing.NONE:
+        raise ValueError(f"the scheme {scheme.value} has no signature to verify")
+    else:
+        name = "webhook-signature"
         message_id = _header(given, "webhook-id")
         timestamp = _header(given, "webhook-timestamp")
-        signatures = _header(given, "webhook-signature").split(" ")
+        signatures = _header(given, name).split(" ")
         signed = b"%b.%b.%b" % (_read_bytes(message_id), _read_bytes(timestamp), body)
-        expected = [_standard_signature(key, signed) for key in secrets]
-        name = "webhook-signature"
-    else:
-        raise ValueError(f"the scheme {scheme.value} is not verified with symmetric keys")
     signed_at = _read_timestamp(timestamp)
-    # Every pair is compared, so that the time tells nothing about which one fits.
-    good = [
-        hmac.compare_digest(_read_bytes(signature.strip()), one.encode())
-        for signature in signatures
-        for one in expected
-    ]
+    if scheme is Signing.STANDARD_ED25519:
+        good = [_is_ed25519_signature(one, key, signed) for one in signatures for key in secrets]
+    else:
+        sign = _relay_signature if scheme is Signing.RELAY else _standard_signature
+        expected = [sign(key, signed) for key in secrets]
+        # Every pair is compared, so that the time tells nothing about which one fits.
+        good = [
+            hmac.compare_digest(_read_bytes(signature.strip()), one.encode())
+            for signature in signatures
+            for one in expected
+        ]
     if not any(good):
         raise InvalidInput(
             "No signature fits: check that the secret is this endpoint's and that the body is the bytes as received.",
@@ -159,6 +177,25 @@ def _relay_signature(key: bytes, signed: bytes) -> str:
 
 def _standard_signature(key: bytes, signed: bytes) -> str:
     return "v1," + binascii.b2a_base64(hmac.digest(key, signed, "sha256"), newline=False).decode()
+
+
+def _ed25519_signature(seed: bytes, signed: bytes) -> str:
+    return "v1a," + binascii.b2a_base64(_private_key(seed).sign(signed), newline=False).decode()
+
+
+@functools.lru_cache(maxsize=_KEYS_KEPT)
+def _private_key(seed: bytes) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(seed)
+
+
+def _is_ed25519_signature(text: str, public_key: bytes, signed: bytes) -> bool:
+    version, _, encoded = text.strip().partition(",")
+    try:
+        signature = base64.b64decode(_read_bytes(encoded), validate=True) if version == "v1a" else b""
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, signed)
+    except (InvalidSignature, binascii.Error):
+        return False
+    return True
 
 
 def _header(headers: Mapping[str, str], name: str) -> str:

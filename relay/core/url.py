@@ -21,6 +21,10 @@ MAX_URL_LENGTH = 2048
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
+#: Codes of `normalise_url` that say where a URL leads, not that it is none: to send it there is refused by policy.
+#: Odd spellings of addresses are among them, since there is no other reason to write one.
+POLICY_CODES = frozenset({"noncanonical_ipv4", "pct_in_host", "port", "reserved_name", "scheme", "single_label"})
+
 #: Names that do not lead to a public host: special by RFC (6761, 6762, 7686, 8375, 9476), by ICANN's
 #: reservation, or by common use inside networks. A name is refused if it is one of these or ends in one.
 _RESERVED_NAMES = (

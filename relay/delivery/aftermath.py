@@ -6,6 +6,7 @@ A success on a healthy endpoint writes nothing: one statement a batch looks for 
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from relay.store.breakers import Standing
 
 log = logging.getLogger(__name__)
+
+#: Seconds by which a hold ends before the waits that were recorded with it.
+HOLD_MARGIN_S = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +76,12 @@ class Aftermath:
         self._auto_disable_after_s = auto_disable_after_s
         self._on_wake = on_wake
 
-    def apply(self, connection: sa.Connection, results: Sequence[Result]) -> None:
-        """Apply the results of one recording, in their order. `connection` is in autocommit."""
+    def apply(self, connection: sa.Connection, results: Sequence[Result], *, since: float) -> None:
+        """Apply the results of one recording, in their order. `connection` is in autocommit.
+
+        `since` is `time.monotonic()` before the recording: holds count from then on, so that a delivery which itself
+        waits as long does not find its endpoint held for some milliseconds more.
+        """
         found: dict[UUID, _Endpoint] = {}
         for result in results:
             if not result.leased.test:
@@ -90,7 +98,8 @@ class Aftermath:
         moved = {id_: seen for id_, seen in found.items() if not seen.plain or id_ in recovered}
         if not moved:
             return
-        holds = {id_: seen.hold_s for id_, seen in moved.items() if seen.hold_s > 0}
+        passed = time.monotonic() - since + HOLD_MARGIN_S
+        holds = {id_: max(0.0, seen.hold_s - passed) for id_, seen in moved.items() if seen.hold_s > 0}
         if holds:
             # Before a breaker closes: what it brings forward comes back when the hold is over.
             destinations.hold(connection, holds)

@@ -18,7 +18,7 @@ from relay.core.errors import InvalidInput, SealedSecretUnreadable
 from relay.core.headers import curl_header
 from relay.core.model import Signing
 from relay.core.signing import signing_key
-from relay.core.url import UrlPolicy, normalise_url
+from relay.delivery.chat import make_chat
 from relay.store import destinations as rows
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
+    from relay.delivery.chat import Chat
     from relay.store.destinations import DestinationRow
     from relay.store.vault import Vault
 
@@ -65,8 +66,8 @@ class Destination:
     retry: RetryPolicy
     #: Why nothing can be sent to it from this process: a secret that does not open.
     fault: str | None = None
-    #: Its URL breaks the rules for URLs as they are now: scheme, port or name.
-    refused: bool = False
+    #: Of a chat endpoint: what makes its messages, and knows where they really go. `url` is for showing then.
+    chat: Chat | None = None
 
     def keys(self, now: float) -> list[bytes]:
         """Return the keys that sign at `now` (Unix seconds, the database's clock), newest first."""
@@ -79,10 +80,20 @@ class Destination:
 class Destinations:
     """The endpoints that this process sends to."""
 
-    def __init__(self, vault: Vault, *, url_policy: UrlPolicy, timeout_ms: int, max_in_flight: int) -> None:
-        """Take the vault that opens secrets, the rules for URLs, and defaults of endpoints that do not say themselves."""
+    def __init__(
+        self,
+        vault: Vault,
+        *,
+        platform_urls: Mapping[str, str],
+        timeout_ms: int,
+        max_in_flight: int,
+    ) -> None:
+        """Take the vault that opens secrets, and defaults of endpoints that do not say themselves.
+
+        `platform_urls` say, by transport, where a chat platform is.
+        """
         self._vault = vault
-        self._url_policy = url_policy
+        self._platform_urls = platform_urls
         self._timeout_ms = timeout_ms
         self._max_in_flight = max_in_flight
         # By the ids' numbers: a UUID's own hash is Python, and this is asked for every delivery.
@@ -117,10 +128,10 @@ class Destinations:
         signing, retry = Signing.NONE, DEFAULT_POLICY
         key = previous_key = private_key = None
         header_lines: tuple[str, ...] = ()
-        fault = None
+        fault = chat = None
         try:
             if row.transport != "http":
-                raise InvalidInput(f"this release does not know the transport {row.transport!r}")
+                chat = self._chat(row)
             signing, retry = Signing(row.signing), parse_retry(row.retry)
             if signing is not Signing.NONE:
                 if row.secret is None:
@@ -146,7 +157,7 @@ class Destinations:
         return Destination(
             id=row.id,
             version=row.version,
-            url=row.url,
+            url=row.url if chat is None else chat.display_url,
             signing=signing,
             key=key,
             previous_key=previous_key,
@@ -161,13 +172,15 @@ class Destinations:
             max_in_flight=row.max_in_flight or self._max_in_flight,
             retry=retry,
             fault=fault,
-            refused=not self._allows(row),
+            chat=chat,
         )
 
-    def _allows(self, row: DestinationRow) -> bool:
-        """Judge the stored URL once more: the settings may have changed since, and registration was only a courtesy."""
-        try:
-            return normalise_url(row.url, self._url_policy).text == row.url
-        except InvalidInput as error:
-            log.warning("an endpoint's URL is refused", extra={"endpoint_id": str(row.id), "rule": error.code})
-            return False
+    def _chat(self, row: DestinationRow) -> Chat:
+        if row.secret is None:
+            raise SealedSecretUnreadable("the endpoint has no token to send with")
+        return make_chat(
+            row.transport,
+            address=row.url,
+            secret=self._vault.open(row.secret, owner=row.id),
+            platform_urls=self._platform_urls,
+        )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from relay.core import breaker
 from relay.core.bucket import Demand, Grant
 from relay.core.model import DeadReason, DeferReason, EventSource, Status
-from relay.core.observation import Fault, Observation
+from relay.core.observation import Observation
 from relay.core.outcome import PAYLOAD_TOO_LARGE, Outcome, internal_wait_seconds
 from relay.store import breakers, buckets, claims
 from relay.store.results import UnsentRow
@@ -180,8 +180,6 @@ class Gate:
         destination = leased.destination
         if destination.fault is not None:
             gated.unsent.append(self.internal(leased))
-        elif destination.refused:
-            gated.finished.append(Finished(leased=leased, observation=Observation(fault=Fault.REFUSED)))
         elif len(leased.row.payload) > self._max_payload_bytes:
             gated.finished.append(Finished(leased=leased, observation=Observation(), verdict=PAYLOAD_TOO_LARGE))
         else:

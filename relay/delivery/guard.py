@@ -34,15 +34,21 @@ class Guard:
     receiver's address must have been judged before, because the proxy dials it.
     """
 
-    __slots__ = ("_policy", "_proxy_port", "address", "allowed", "broken", "refused")
+    __slots__ = ("_on_open", "_policy", "_proxy_port", "address", "allowed", "broken", "refused", "used")
 
-    def __init__(self, policy: Policy, *, proxy_port: int | None = None) -> None:
+    def __init__(
+        self, policy: Policy, *, proxy_port: int | None = None, on_open: Callable[[int], object] = lambda _: None
+    ) -> None:
+        """`on_open` is told each new socket's number: what was known of that number holds no longer."""
         self._policy = policy
         self._proxy_port = proxy_port
+        self._on_open = on_open
         self.reset()
 
     def reset(self) -> None:
         """Forget the last transfer."""
+        #: Whether it ran at all. On a kept connection it does not.
+        self.used = False
         #: Sockets opened, and addresses refused, for this transfer.
         self.allowed = 0
         self.refused = 0
@@ -56,6 +62,7 @@ class Guard:
 
         Never raises: libcurl would print the traceback. A policy that raises refuses.
         """
+        self.used = True
         try:
             return self._open(address)
         except Exception:  # callback boundary: whatever fails, no socket is handed out
@@ -77,6 +84,7 @@ class Guard:
             return int(pycurl.SOCKET_BAD)
         self.allowed += 1
         self.address = address.addr[0]
+        self._on_open(opened.fileno())
         return opened.detach()
 
     def _may_dial(self, address: tuple[Any, ...]) -> bool:

@@ -42,12 +42,14 @@ class Rhythm:
     #: Between two looks in Postgres while the stream is quiet, and how late a row must be to be taken then.
     look_secs: float = 5.0
     look_late_secs: float = 2.0
-    #: Between two looks of the poller at whether Redis answers.
-    notice_secs: float = 0.25
+    #: Between two turns of the poller and the settler with nothing to do: they are woken where there is.
+    rest_secs: float = 2.0
     #: Between two looks that found nothing, while Redis does not answer.
     away_secs: float = 0.1
     #: Between two tries of Redis, and of Postgres after a claim failed.
     retry_secs: float = 0.5
+    #: Where results have waited for so long, or a claim has, the database is asked before anything more is taken.
+    hold_secs: float = 3.0
     #: Between two runs of the reaper's stand-in while Redis is away, when beat's tasks cannot travel.
     stand_in_secs: float = 5.0
     #: A hint whose row was locked comes back after the first of these, then twice as long, up to the second.
@@ -121,6 +123,10 @@ class Intake:
         #: Whether the last try of Redis was answered; unknown (None) before the first.
         self.redis_answers: bool | None = None
         self._claims_fail = threading.Event()
+        #: Claims under way: when (monotonic) each began.
+        self._claims: dict[object, float] = {}
+        self._next_probe = 0.0
+        self._turns = dict.fromkeys(("reader", "poller", "settler"), time.monotonic())
         self._reread = False
         self._next_look = time.monotonic() + self._rhythm.look_secs
         self._later = _Later(self._rhythm)
@@ -143,6 +149,16 @@ class Intake:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def claim_secs(self) -> float:
+        """Seconds that the oldest claim under way has taken so far; 0.0 where there is none."""
+        began = min(list(self._claims.values()), default=None)
+        return 0.0 if began is None else time.monotonic() - began
+
+    def turn_secs(self, thread: str) -> float:
+        """Seconds since `thread` (reader, poller or settler) last began a turn of its loop."""
+        return time.monotonic() - self._turns[thread]
+
     def stop_reading(self) -> None:
         """Take no more hints. Safe to call from a signal handler: it only sets a flag."""
         self._stop.set()
@@ -163,13 +179,17 @@ class Intake:
     # --- for batches ---
 
     def dispatch(self, ids: Sequence[UUID]) -> int:
-        """Claim and send `ids`, and notice whether the database let it."""
+        """Claim and send `ids`, and notice whether the database let it, and how long it takes."""
+        claim = object()
+        self._claims[claim] = time.monotonic()
         try:
             sends = self._dispatcher.dispatch(ids)
         except DATABASE_ERRORS:
             self._reread = True
             self._claims_fail.set()
             raise
+        finally:
+            del self._claims[claim]
         self._claims_fail.clear()
         return sends
 
@@ -197,6 +217,7 @@ class Intake:
 
     def _read(self) -> None:
         while not self._stop.is_set():
+            self._turns["reader"] = time.monotonic()
             if not self._may_read() or not self._redis_may_answer():
                 continue
             reserved = self._room.reserve(self._batch, timeout=0.25)
@@ -247,7 +268,16 @@ class Intake:
         if self._recorder.queued > self._room.size:
             self._stop.wait(0.005)
             return False
-        return not self._claims_fail.is_set() or self._database_answers()
+        if self._recorder.oldest_secs > self._rhythm.hold_secs:
+            self._stop.wait(0.1)
+            return False
+        if self._claims_fail.is_set():
+            return self._database_answers()
+        return self._claims_end() or self._database_answers()
+
+    def _claims_end(self) -> bool:
+        """Whether no claim is stuck, or one is and the database answered another connection a moment ago."""
+        return self.claim_secs <= self._rhythm.hold_secs or time.monotonic() < self._next_probe
 
     def _database_answers(self) -> bool:
         # One that answers may still refuse claims (read-only, locked): without the pause that would be a storm.
@@ -258,6 +288,7 @@ class Intake:
         except DATABASE_ERRORS:
             return False
         self._claims_fail.clear()
+        self._next_probe = time.monotonic() + self._rhythm.retry_secs
         return True
 
     def _redis_may_answer(self) -> bool:
@@ -276,6 +307,7 @@ class Intake:
         if self.redis_answers is not False:
             log.warning("Redis does not answer: looking in Postgres instead", extra={"error": str(error)[:200]})
         self.redis_answers = False
+        self._later.wake()
 
     # --- the poller ---
 
@@ -283,14 +315,15 @@ class Intake:
         rhythm = self._rhythm
         next_stand_in = 0.0
         while not self._stop.is_set():
+            self._turns["poller"] = time.monotonic()
             away = self.redis_answers is False
-            due = self._later.wait(rhythm.away_secs if away else rhythm.notice_secs)
+            due = self._later.wait(rhythm.away_secs if away else rhythm.rest_secs)
             if due:
                 self._bring_back(due)
             if not away or self._stop.is_set() or not self._may_read():
                 continue
             while self._look_while_away() and not self._stop.is_set() and self._may_read():
-                pass
+                self._turns["poller"] = time.monotonic()
             if time.monotonic() >= next_stand_in:
                 next_stand_in = time.monotonic() + rhythm.stand_in_secs
                 self._run_stand_in()
@@ -340,7 +373,8 @@ class Intake:
 
     def _settle_loop(self) -> None:
         while not (self._stop.is_set() and not self._settled):
-            self._to_settle.wait(0.5)
+            self._turns["settler"] = time.monotonic()
+            self._to_settle.wait(self._rhythm.rest_secs)
             self._to_settle.clear()
             with self._settled_lock:
                 entries, self._settled = self._settled, []

@@ -239,6 +239,7 @@ class Recorder:
         """
         unsure = False
         while True:
+            since = time.monotonic()
             try:
                 with self._hot.connect() as connection:
                     stale = _record(connection, records, unsure=unsure)
@@ -249,6 +250,7 @@ class Recorder:
                             for record in records
                             if not stale or record.key not in stale
                         ],
+                        since=since,
                     )
                     return stale
             except psycopg.DataError:

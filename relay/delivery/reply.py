@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+import time
 
 from relay.core.observation import Fault
 
@@ -24,10 +25,25 @@ class Reply:
     """The state of one reply since `reset()`.
 
     `on_header` and `on_body` are libcurl's callbacks: None takes what was given, 0 breaks the transfer
-    off. They never raise.
+    off. They never raise. They run for every line of every reply, so they are written to be short.
     """
 
-    begun: bool
+    __slots__ = (
+        "_lines",
+        "_max_body_bytes",
+        "_snippet_bytes",
+        "begun_at",
+        "body_bytes",
+        "complete",
+        "fault",
+        "fault_text",
+        "header_bytes",
+        "snippet",
+        "status",
+    )
+
+    #: When its first line was read (`time.monotonic()`); 0 before.
+    begun_at: float
     complete: bool
     #: Of the block that is being read; None between blocks. An answer's only once `complete`.
     status: int | None
@@ -44,8 +60,8 @@ class Reply:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the last reply."""
-        self.begun = False
+        """Let go of the last reply, and be ready for the next."""
+        self.begun_at = 0.0
         self.complete = False
         self.status = None
         self.header_bytes = 0
@@ -55,28 +71,23 @@ class Reply:
         self.fault_text = ""
         self._lines: list[bytes] = []
 
-    def release(self) -> None:
-        """Let go of what was read; `reset()` comes before the next."""
-        self.snippet = b""
-        self._lines = []
-
     def headers(self) -> list[tuple[str, str]]:
         """The final block's lines: names lower-cased, values trimmed and decoded as latin-1, which cannot fail."""
         return [_known_header(line) if len(line) <= KNOWN_LINE_BYTES else _header(line) for line in self._lines]
 
     def on_header(self, line: bytes) -> int | None:
         """Take one line: of an interim block, the final one, or the trailers, which are counted and not kept."""
-        self.begun = True
-        self.header_bytes += len(line)
-        if self.header_bytes > HEADER_BYTES:
+        self.header_bytes = size = self.header_bytes + len(line)
+        if size > HEADER_BYTES:
             return self._break_off(Fault.PROTOCOL, f"the reply's header is over {HEADER_BYTES} bytes")
+        status = self.status
+        if status is None:
+            return self._on_status_line(line)
         if self.complete:
             return None
-        if self.status is None:
-            return self._on_status_line(line)
-        if line not in (b"\r\n", b"\n"):
+        if line != b"\r\n" and line != b"\n":  # noqa: PLR1714  two comparisons are quicker than a tuple
             self._lines.append(line)
-        elif self.status >= 200:
+        elif status >= 200:
             self.complete = True
         else:
             self.status = None
@@ -88,15 +99,16 @@ class Reply:
         room = self._snippet_bytes - len(self.snippet)
         if room > 0:
             self.snippet += data[:room]
-        self.body_bytes += len(data)
-        return 0 if self.body_bytes > self._max_body_bytes else None
+        self.body_bytes = size = self.body_bytes + len(data)
+        return 0 if size > self._max_body_bytes else None
 
     def _on_status_line(self, line: bytes) -> int | None:
-        match = _STATUS_LINE.match(line)
-        if match is None:
+        if not self.begun_at:
+            self.begun_at = time.monotonic()
+        self.status = status = _known_status(line)
+        if status is None:
             return self._break_off(Fault.PROTOCOL, "the status line is not that of HTTP/1.x")
-        self.status = int(match[1])
-        if self.status == 101:
+        if status == 101:
             return self._break_off(Fault.UPGRADE, "the receiver switches protocols (101)")
         return None
 
@@ -111,5 +123,16 @@ def _header(line: bytes) -> tuple[str, str]:
     return name.lower(), value.strip(" \t\r\n")
 
 
+def _status(line: bytes) -> int | None:
+    """Return the status that a status line gives, None where it is not one of HTTP/1.x."""
+    match = _STATUS_LINE.match(line)
+    return None if match is None else int(match[1])
+
+
+def _known_status(line: bytes) -> int | None:
+    return _short_status(line) if len(line) <= KNOWN_LINE_BYTES else _status(line)
+
+
 #: Most lines of most replies have been seen before.
 _known_header = functools.lru_cache(maxsize=512)(_header)
+_short_status = functools.lru_cache(maxsize=64)(_status)

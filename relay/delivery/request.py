@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from relay.core.observation import Observation
+    from relay.delivery.target import Proxy
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,8 +30,8 @@ class SendRequest:
     #: The client's PEM certificate (with its chain) and key.
     certificate: bytes | None = None
     private_key: bytes | None = None
-    #: The host's addresses as resolved and vetted, in the order to try, at least one. Given, libcurl
-    #: makes no look-up of its own; None leaves the name to libcurl.
+    #: The host's addresses, in the order to try. None, as a rule: the engine looks the name up. The policy judges
+    #: them either way.
     addresses: tuple[str, ...] | None = None
 
 
@@ -59,5 +60,5 @@ class Limits:
     snippet_bytes: int
     #: PEM file of the authorities that a receiver's certificate must lead to.
     ca_file: str
-    #: URL of the egress proxy; empty for none.
-    proxy: str = ""
+    #: The egress proxy.
+    proxy: Proxy | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,7 +14,7 @@ from relay.core.errors import ConfigurationError
 from relay.metrics import REGISTRY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from relay.config_values import Bind
 
@@ -21,13 +22,23 @@ log = logging.getLogger(__name__)
 
 
 class HealthServer:
-    """Serves until stopped. `/healthz` says that the process runs, and nothing else: it asks no database."""
+    """Serves until stopped. `/healthz` says that the process runs, and asks nothing outside it: no database, no Redis.
 
-    def __init__(self, bind: Bind, *, before_scrape: Callable[[], None] | None = None) -> None:
-        """Raises ConfigurationError where the port is taken."""
+    Where a vital part of the process is gone for good, which only a new process mends, it is 503 and names the part.
+    """
+
+    def __init__(
+        self,
+        bind: Bind,
+        *,
+        before_scrape: Callable[[], None] | None = None,
+        dead: Callable[[], Sequence[str]] | None = None,
+    ) -> None:
+        """`dead` returns the parts that are gone. Raises ConfigurationError where the port is taken."""
 
         class Handler(_Handler):
             refresh = staticmethod(before_scrape or (lambda: None))
+            gone = staticmethod(dead or (lambda: ()))
 
         try:
             self._server = ThreadingHTTPServer((bind.host, bind.port), Handler)
@@ -50,11 +61,15 @@ class HealthServer:
 
 class _Handler(BaseHTTPRequestHandler):
     refresh: ClassVar[Callable[[], None]]
+    gone: ClassVar[Callable[[], Sequence[str]]]
     timeout = 10
 
     def do_GET(self) -> None:
         if self.path == "/healthz":
-            self._answer(200, b'{"status":"ok"}\n', "application/json")
+            gone = type(self).gone()
+            said = {"status": "failing", "dead": list(gone)} if gone else {"status": "ok"}
+            text = json.dumps(said, separators=(",", ":")) + "\n"
+            self._answer(503 if gone else 200, text.encode(), "application/json")
         elif self.path == "/metrics":
             type(self).refresh()
             self._answer(200, generate_latest(REGISTRY), CONTENT_TYPE_LATEST)

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -32,12 +33,14 @@ class Heart:
         role: str,
         process_id: UUID,
         pulse: Callable[[sa.Connection], Mapping[str, object]] | None = None,
+        beat_secs: float = BEAT_SECS,
     ) -> None:
         self._engine = engine
         self._process = Process(
             process_id=process_id, role=role, host=socket.gethostname(), pid=os.getpid(), release=__version__
         )
         self._pulse = pulse
+        self._beat_secs = beat_secs
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="relay-heart", daemon=True)
 
@@ -45,10 +48,14 @@ class Heart:
         """Start beating."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Stop, and take the row away: who leaves in good order is not missed. Waits a second at most."""
+    def stop(self, deadline: float | None = None) -> None:
+        """Stop, and take the row away: who leaves in good order is not missed.
+
+        Waits a second at most, and not beyond `deadline` (monotonic).
+        """
         self._stop.set()
-        self._thread.join(1.0)
+        if self._thread.ident is not None:
+            self._thread.join(1.0 if deadline is None else max(0.0, min(1.0, deadline - time.monotonic())))
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -58,7 +65,9 @@ class Heart:
                     connection.commit()
             except (sa.exc.SQLAlchemyError, psycopg.Error) as error:
                 log.warning("a heartbeat failed", extra={"error": str(error).strip()[:200]})
-            self._stop.wait(BEAT_SECS)
+            except Exception:  # the thread's own boundary: a process that works must not be taken for dead
+                log.exception("a heartbeat failed")
+            self._stop.wait(self._beat_secs)
         try:
             with self._engine.connect() as connection:
                 heartbeats.leave(connection, self._process)

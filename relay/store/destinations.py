@@ -102,8 +102,7 @@ def disable(connection: sa.Connection, endpoint_id: UUID, *, reason: str, delive
         action="endpoint.disabled",
         target=f"endpoint:{endpoint_id}",
         before={"enabled": True},
-        after={"enabled": False, "reason": reason}
-        | ({} if delivery_id is None else {"delivery_id": str(delivery_id)}),
+        after={"enabled": False, "reason": reason} | ({} if delivery_id is None else {"delivery_id": str(delivery_id)}),
     )
     return True
 

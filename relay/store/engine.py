@@ -10,6 +10,7 @@ rows under stale statistics became a sequential scan in a loop: 2 s.)
 from __future__ import annotations
 
 import select
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, LiteralString, cast
 
 import psycopg
@@ -18,7 +19,7 @@ import sqlalchemy as sa
 from relay.store import arrays
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from psycopg import sql
@@ -54,29 +55,43 @@ Row = tuple[Any, ...]
 
 
 class BoundedConnection(psycopg.Connection[Row]):
-    """A connection that waits for no answer longer than SILENCE_SECS: then it closes itself and raises OperationalError.
+    """A connection that waits for no answer longer than its bound: then it closes itself and raises OperationalError.
 
     What became of the statement is not known. Whoever used the connection goes on with another one.
     """
 
+    #: Seconds; None for SILENCE_SECS.
+    patience_secs: int | None = None
+
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         """Run one exchange with the server."""
+        bound = SILENCE_SECS if self.patience_secs is None else self.patience_secs
         try:
-            return super().wait(gen, interval, SILENCE_SECS if timeout is None else timeout)
+            return super().wait(gen, interval, bound if timeout is None else timeout)
         except psycopg.errors._WaitTimeout as error:  # noqa: SLF001 - what this method raises, by its documentation
             self.pgconn.finish()
-            raise psycopg.OperationalError(f"the database was silent for {SILENCE_SECS} s") from error
+            raise psycopg.OperationalError(f"the database was silent for {bound} s") from error
 
 
-def make_engine(url: str, *, name: str, size: int) -> sa.Engine:
+def make_engine(url: str, *, name: str, size: int, patience_secs: int | None = None) -> sa.Engine:
     """Make a pool of at most `size` connections, called `relay <name>` in pg_stat_activity.
 
-    A connection is tried before use, so that a restart of the database costs no request.
+    A connection is tried before use, so that a restart of the database costs no request. With `patience_secs` (four at
+    least) a silent database is given up on sooner than after SILENCE_SECS: for those whom somebody waits for. All other
+    waits are cut to fit.
     """
-    return _engine(url, name=name, size=size, session=_SESSION, try_first=True)
+    return _engine(url, name=name, size=size, session=_SESSION, try_first=True, patience_secs=patience_secs)
 
 
-def make_hot_engine(url: str, *, name: str, size: int, try_first: bool = False, may_forget: bool = False) -> sa.Engine:
+def make_hot_engine(
+    url: str,
+    *,
+    name: str,
+    size: int,
+    try_first: bool = False,
+    may_forget: bool = False,
+    patience_secs: int | None = None,
+) -> sa.Engine:
     """Make a pool like `make_engine`'s, in autocommit, whose plans are pinned (see the module).
 
     Without `try_first` a connection is used as it is: where work comes again anyway, a round trip before each statement
@@ -86,7 +101,7 @@ def make_hot_engine(url: str, *, name: str, size: int, try_first: bool = False, 
     session = _SESSION | _HOT_SESSION
     if may_forget:
         session["synchronous_commit"] = "off"
-    engine = _engine(url, name=name, size=size, session=session, try_first=try_first)
+    engine = _engine(url, name=name, size=size, session=session, try_first=try_first, patience_secs=patience_secs)
     return engine.execution_options(isolation_level="AUTOCOMMIT")
 
 
@@ -110,6 +125,24 @@ def run(
         raise
 
 
+@contextmanager
+def patiently(connection: sa.Connection) -> Iterator[None]:
+    """Let statements of an autocommit connection take as long as they may anywhere, whatever its pool's patience."""
+    raw = cast("BoundedConnection", connection.connection.driver_connection)
+    usual = raw.patience_secs
+    if usual is None:
+        yield
+        return
+    raw.patience_secs = None
+    run(connection, f"set statement_timeout = '{STATEMENT_TIMEOUT_SECS}s'")
+    try:
+        yield
+    finally:
+        raw.patience_secs = usual
+        if not raw.closed:
+            run(connection, "reset statement_timeout")
+
+
 def is_alive(connection: sa.Connection) -> bool:
     """Whether an idle connection looks usable, without asking the server: nothing came in that was not asked for.
 
@@ -128,12 +161,23 @@ def transaction(connection: sa.Connection) -> AbstractContextManager[psycopg.Tra
     return cast("psycopg.Connection[Row]", connection.connection.driver_connection).transaction()
 
 
-def _engine(url: str, *, name: str, size: int, session: Mapping[str, str], try_first: bool) -> sa.Engine:
+def _engine(
+    url: str, *, name: str, size: int, session: Mapping[str, str], try_first: bool, patience_secs: int | None
+) -> sa.Engine:
+    connect_secs = CONNECT_TIMEOUT_SECS
+    if patience_secs is not None:
+        connect_secs = min(connect_secs, patience_secs // 2)
+        # The server's own bounds end first: a statement that was given up on might still be committed.
+        session = {
+            **session,
+            "statement_timeout": f"{min(STATEMENT_TIMEOUT_SECS, patience_secs - 1)}s",
+            "lock_timeout": f"{min(LOCK_TIMEOUT_SECS, patience_secs - 2)}s",
+        }
     engine = sa.create_engine(
         sa.make_url(url).set(drivername="postgresql+psycopg"),
         pool_size=size,
         max_overflow=0,
-        pool_timeout=CONNECT_TIMEOUT_SECS,
+        pool_timeout=connect_secs,
         pool_pre_ping=try_first,
         # Seconds. After a failover, connections to the old primary are let go within this time.
         pool_recycle=300,
@@ -141,7 +185,7 @@ def _engine(url: str, *, name: str, size: int, session: Mapping[str, str], try_f
         hide_parameters=True,
         connect_args={
             "application_name": f"relay {name}",
-            "connect_timeout": CONNECT_TIMEOUT_SECS,
+            "connect_timeout": connect_secs,
             "keepalives_idle": 10,
             "keepalives_interval": 5,
             "keepalives_count": 3,
@@ -150,11 +194,12 @@ def _engine(url: str, *, name: str, size: int, session: Mapping[str, str], try_f
             "prepare_threshold": 2,
         },
     )
-    sa.event.listen(engine, "do_connect", _connect)
+
+    def connect(_dialect: object, _record: object, arguments: Any, parameters: Any) -> BoundedConnection:
+        connection = BoundedConnection.connect(*arguments, **parameters)
+        connection.patience_secs = patience_secs
+        return connection
+
+    sa.event.listen(engine, "do_connect", connect)
     sa.event.listen(engine, "connect", lambda connection, _record: arrays.register(connection))
     return engine
-
-
-def _connect(_dialect: object, _record: object, arguments: Any, parameters: Any) -> BoundedConnection:
-    """Make the connections of a pool of this module's: for SQLAlchemy's `do_connect`."""
-    return BoundedConnection.connect(*arguments, **parameters)

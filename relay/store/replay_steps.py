@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
+_ANY_FREE = sa.text("""
+select 1 from relay.replays where finished_at is null and (lease_until is null or lease_until <= now()) limit 1
+""")
 # The one that was left alone for longest: a lease that was given back ends at that moment.
 _TAKE = sa.text("""
 update relay.replays r set state = 'running', lease_until = clock_timestamp() + make_interval(secs => :lease)
@@ -103,6 +106,11 @@ class Step:
     replayed: int
     #: None where the job is finished.
     held: Held | None
+
+
+def any_free(connection: sa.Connection) -> bool:
+    """Whether there is a job to take."""
+    return connection.execute(_ANY_FREE).one_or_none() is not None
 
 
 def take(connection: sa.Connection, *, lease_secs: float) -> Held | None:

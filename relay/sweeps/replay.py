@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 #: Seconds that a worker's lease on a job lasts from each batch on. A batch takes a fraction of one; the statement's and
 #: the lock's time-outs (15 s, 5 s) end before it.
 LEASE_SECS = 30.0
-#: Seconds of one run, after which the pool's thread is free for deliveries, and of one job in it while others wait.
+#: Seconds of one run, after which its thread is free for other work, and of one job in it, as others may wait.
 RUN_SECS = 5.0
 JOB_SECS = 1.0
 #: Seconds between two batches, at most: as long as the batch itself took, so that half of the time is others'.
@@ -41,9 +41,15 @@ class Replay(Shared):
     #: How often one delivery may be replayed.
     max_replays: int
     name: str = "replay"
-    interval_secs: float = 2.0
+    #: Of beat's ticks, for when workers cannot look themselves.
+    interval_secs: float = 15.0
     batch: int = 500
     _running: threading.Lock = field(default_factory=threading.Lock)
+
+    def is_wanted(self) -> bool:
+        """Say whether there is a job that nobody works on."""
+        with self.engine.connect() as connection:
+            return replay_steps.any_free(connection)
 
     def run_once(self, *, since_last: float) -> Mapping[str, int]:  # noqa: ARG002
         """Work for a while at the jobs that are free; nothing where this process does so already."""

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 #: Events kept while the broker does not answer; the oldest go first: they are for looking at.
 KEPT = 2000
-#: Seconds between two messages, and between two tries for a broker that does not answer.
+#: Seconds that the first event waits for company, and between two tries for a broker that does not answer.
 PERIOD_SECS = 0.25
 RETRY_SECS = 1.0
 
@@ -36,6 +36,7 @@ class TaskEvents:
         self._started_at: dict[str, float] = {}
         self._hostname = ""
         self._stopping = threading.Event()
+        self._arrived = threading.Event()
         self._failing = False
 
     def start(self, hostname: str) -> None:
@@ -49,7 +50,7 @@ class TaskEvents:
         self._started_at[task_id] = now
         facts = {"uuid": task_id, "name": name, "args": args, "kwargs": "{}", "retries": 0, "root_id": task_id}
         self._kept.append(("task-received", facts | {"timestamp": now}))
-        self._kept.append(("task-started", {"uuid": task_id, "timestamp": now}))
+        self._keep("task-started", {"uuid": task_id, "timestamp": now})
 
     def ended(self, task_id: str, *, succeeded: bool) -> None:
         """Tell how a batch's claim ended."""
@@ -57,13 +58,20 @@ class TaskEvents:
         facts: dict[str, Any] = {"uuid": task_id, "timestamp": now}
         runtime = now - self._started_at.pop(task_id, now)
         if succeeded:
-            self._kept.append(("task-succeeded", facts | {"result": "None", "runtime": runtime}))
+            self._keep("task-succeeded", facts | {"result": "None", "runtime": runtime})
         else:
-            self._kept.append(("task-failed", facts | {"exception": "the claim failed", "traceback": ""}))
+            self._keep("task-failed", facts | {"exception": "the claim failed", "traceback": ""})
 
     def stop(self) -> None:
         """Stop soon, without waiting for a broker that does not answer."""
         self._stopping.set()
+        self._arrived.set()
+
+    def _keep(self, kind: str, facts: dict[str, Any]) -> None:
+        self._kept.append((kind, facts))
+        # Setting it takes its lock.
+        if not self._arrived.is_set():
+            self._arrived.set()
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -86,7 +94,12 @@ class TaskEvents:
             buffer_limit=KEPT + 1,
         )
         try:
-            while not self._stopping.wait(PERIOD_SECS):
+            while not self._stopping.is_set():
+                self._arrived.wait()
+                if self._stopping.wait(PERIOD_SECS):
+                    return
+                # Cleared before they are taken: what comes in between is told now, or sets it again.
+                self._arrived.clear()
                 for _ in range(len(self._kept)):
                     kind, facts = self._kept.popleft()
                     dispatcher.send(kind, **facts)

@@ -1,4 +1,4 @@
-"""Control tasks: each one call to a sweep, so that a tick from beat can be seen, and asked for, in Flower."""
+"""Control tasks: each one call to a sweep, so that it can be asked for in Flower, and the rarer ones seen there."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: Seconds between two ticks from which on Flower is told of each. Oftener, they would soon be all that its list holds;
+#: and three messages for each tick were a quarter of what an idle installation costs.
+TOLD_FROM_SECS = 60.0
+
 #: Beat has no row of its own to beat: what arrives here is its sign of life.
 BEAT_PROCESS = Process(process_id=uuid5(NAMESPACE_DNS, "beat.relay"), role="beat", host="", pid=0, release=__version__)
 
@@ -31,14 +35,14 @@ def register(app: Celery, worker: Callable[[], Worker]) -> None:
     for sweep in SWEEPS:
         _register_sweep(app, worker, sweep)
 
-    @app.task(name="relay.heartbeat", max_retries=0, shared=False)
+    @app.task(name="relay.heartbeat", max_retries=0, shared=False, send_events=False)
     def heartbeat() -> None:
         with _database_may_be_away("heartbeat"), worker().engine.begin() as connection:
             heartbeats.beat(connection, BEAT_PROCESS, {})
 
 
 def _register_sweep(app: Celery, worker: Callable[[], Worker], sweep: str) -> None:
-    @app.task(name=task_name(sweep), max_retries=0, shared=False)
+    @app.task(name=task_name(sweep), max_retries=0, shared=False, send_events=SWEEPS[sweep] >= TOLD_FROM_SECS)
     def run() -> None:
         with _database_may_be_away(sweep):
             worker().run_sweep(sweep)

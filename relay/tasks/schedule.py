@@ -16,8 +16,8 @@ SWEEPS = {
     "wake": 15.0,
     "sleepers": 60.0,
     "retention": 600.0,
-    # Each tick works for a while, if there is work.
-    "replay": 2.0,
+    # As for `wake`.
+    "replay": 15.0,
 }
 
 

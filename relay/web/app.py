@@ -7,11 +7,31 @@ from typing import TYPE_CHECKING, Final
 
 from flask import Flask, Response, g, request
 
-from relay.web import deliveries, endpoints, events, health, keys, problems, workspaces
+from relay.web import (
+    audit,
+    deliveries,
+    delivery_changes,
+    endpoint_life,
+    endpoint_secrets,
+    endpoint_testing,
+    endpoints,
+    event_batch,
+    event_reading,
+    event_types,
+    events,
+    health,
+    job_secret,
+    jobs,
+    keys,
+    problems,
+    replays,
+    webhook_keys,
+    workspaces,
+)
+from relay.web.admission import Admission
 from relay.web.auth import Gate
 from relay.web.paging import Cursors
 from relay.web.parts import new_id
-from relay.web.turnstile import Turnstile
 
 if TYPE_CHECKING:
     from relay.web.parts import Api
@@ -28,20 +48,30 @@ def create_app(api: Api) -> Flask:
     app.url_map.merge_slashes = False
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     problems.install(app)
-    turnstile = Turnstile(api.settings.api_threads)
     app.before_request(_begin)
-    app.before_request(turnstile.enter)
-    app.teardown_request(turnstile.leave)
     app.after_request(_finish)
 
     gate = Gate(api)
+    admission = Admission(api)
     cursors = Cursors(api.settings)
     for blueprint in (
-        events.routes(api, gate),
+        events.routes(api, gate, admission),
+        event_batch.routes(api, gate, admission),
+        event_reading.routes(api, gate, cursors),
+        event_types.routes(api, gate),
+        jobs.routes(api, gate, admission),
+        job_secret.routes(api, gate),
         endpoints.routes(api, gate, cursors),
-        deliveries.routes(api, gate),
+        endpoint_life.routes(api, gate),
+        endpoint_secrets.routes(api, gate),
+        endpoint_testing.routes(api, gate),
+        deliveries.routes(api, gate, cursors),
+        delivery_changes.routes(api, gate),
+        replays.routes(api, gate),
         workspaces.routes(api, gate, cursors),
         keys.routes(api, gate, cursors),
+        audit.routes(api, gate, cursors),
+        webhook_keys.routes(api),
         health.routes(api),
     ):
         app.register_blueprint(blueprint)
@@ -56,7 +86,7 @@ def _begin() -> None:
 def _finish(response: Response) -> Response:
     headers = response.headers
     headers.add("X-Request-Id", g.request_id)
-    # Keys and secrets are in some answers; none is worth a cache.
-    headers.add("Cache-Control", "no-store")
+    # Keys and secrets are in some answers, and few are worth a cache: those say so themselves.
+    headers.setdefault("Cache-Control", "no-store")
     headers.add("X-Content-Type-Options", "nosniff")
     return response

@@ -69,9 +69,9 @@ class Gate:
         self._last_use = LastUse(api.engine)
 
     def scoped(
-        self, scope: Scope
+        self, scope: Scope, *others: Scope
     ) -> Callable[[Callable[Concatenate[Caller, P], ResponseReturnValue]], Callable[P, ResponseReturnValue]]:
-        """Decorate a view that needs a key with `scope`, or the instance key and the name of a workspace.
+        """Decorate a view that needs a key with `scope` or one of `others`, or the instance key and a workspace's name.
 
         Answers 401 without a good key, 403 without the scope, and, to the instance key, 400 where Relay-Workspace is
         missing and 404 where it names none.
@@ -80,7 +80,7 @@ class Gate:
         def decorate(view: Callable[Concatenate[Caller, P], ResponseReturnValue]) -> Callable[P, ResponseReturnValue]:
             @functools.wraps(view)
             def checked(*args: P.args, **kwargs: P.kwargs) -> ResponseReturnValue:
-                return view(self._caller(scope), *args, **kwargs)
+                return view(self._caller(scope, others), *args, **kwargs)
 
             return checked
 
@@ -99,7 +99,7 @@ class Gate:
 
         return checked
 
-    def _caller(self, scope: Scope) -> Caller:
+    def _caller(self, scope: Scope, others: tuple[Scope, ...]) -> Caller:
         token = _token()
         named: str | None = request.environ.get("HTTP_RELAY_WORKSPACE")
         if self._is_instance(token):
@@ -113,11 +113,12 @@ class Gate:
         holder = self._holder(token)
         if named is not None and named not in {holder.workspace.name, str(holder.workspace.id)}:
             raise Problem(403, "other_workspace", "This key belongs to another workspace: leave out Relay-Workspace.")
-        if scope not in holder.scopes:
+        if scope not in holder.scopes and not any(other in holder.scopes for other in others):
+            lacking = " or ".join(one.value for one in (scope, *others))
             raise Problem(
                 403,
                 "missing_scope",
-                f"This key lacks the scope {scope.value}: use one that has it.",
+                f"This key lacks the scope {lacking}: use one that has it.",
                 members={"missing_scope": scope.value},
             )
         return Caller(workspace=holder.workspace, key_id=holder.key_id)

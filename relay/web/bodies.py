@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from flask import request
 
 from relay.core.errors import InvalidInput
-from relay.core.jsontext import scan_event
+from relay.core.jsontext import is_json, scan_event
 from relay.web.problems import Problem
 
 if TYPE_CHECKING:
@@ -21,23 +21,46 @@ if TYPE_CHECKING:
 
 #: Bytes in the body of an administrative call: the largest endpoint fits several times.
 MAX_OBJECT_BYTES = 131_072
+#: The environment's member in which a server of ours holds the body: its bytes, or None while it is not all there.
+HELD: Final = "relay.body"
+#: Bytes that the JSON values begin with whose end shows.
+_BOUNDED_JSON = b'{["tfn'
 #: Digits of a whole number in such a body.
 _MAX_DIGITS = 300
+
+
+class BodyAwaited(BaseException):
+    """The view needs the body, of `limit` bytes at most, which is not there: call it again when it is.
+
+    No error, so that nothing answers it on its way to the server.
+    """
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self.limit = limit
 
 
 def read(limit: int) -> bytes:
     """Read the request's body of at most `limit` bytes, whether its length is declared or it comes in chunks.
 
-    Raises Problem: 413 for more, having read no more than one byte beyond; 415 for a compressed one; 400 where less
-    came than was declared. A body in chunks that breaks off cannot be told from a whole one by every server: whether
-    what came can be taken is for the caller to judge (see `is_measured`).
+    A view reads it before it does anything that counts: a server that holds bodies may call it once without one, and
+    this then raises BodyAwaited. Raises Problem: 413 for more, having read no more than one byte beyond; 415 for a
+    compressed one; 400 where less came than was declared. A body in chunks that breaks off cannot be told from a whole
+    one by every server: whether what came can be taken is for the caller to judge (see `is_measured`).
     """
     encoding = request.environ.get("HTTP_CONTENT_ENCODING")
     if encoding and encoding.strip().lower() != "identity":
         raise Problem(415, "unsupported_encoding", "Compressed bodies are not taken: send it without Content-Encoding.")
     declared = request.content_length
     if declared is not None and declared > limit:
-        raise _too_large(limit)
+        raise too_large(limit)
+    if HELD in request.environ:
+        held: bytes | None = request.environ[HELD]
+        if held is None:
+            raise BodyAwaited(limit)
+        if len(held) > limit:
+            raise too_large(limit)
+        return held
     pieces: list[bytes] = []
     room = limit + 1
     stream = request.stream
@@ -46,21 +69,28 @@ def read(limit: int) -> bytes:
         room -= len(piece)
     body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
     if len(body) > limit:
-        raise _too_large(limit)
+        raise too_large(limit)
     if declared is not None and len(body) != declared:
         raise Problem(400, "incomplete_body", f"{len(body)} of {declared} bytes came: send the request again.")
     return body
 
 
+def too_large(limit: int) -> Problem:
+    """Make the problem of a body of more than `limit` bytes."""
+    return Problem(413, "payload_too_large", f"The body is larger than {limit} bytes: send less.")
+
+
 def is_measured() -> bool:
-    """Whether the request declares its body's length; else the body's end may be that of a broken connection."""
-    return request.content_length is not None
+    """Whether the body's end is known: its length is declared, or the server held it until it was whole.
+
+    Else the end may be that of a broken connection.
+    """
+    return request.content_length is not None or HELD in request.environ
 
 
-def is_json(content_type: str) -> bool:
-    """Whether a Content-Type is JSON's: `application/json`, or any with the suffix `+json` (RFC 6839)."""
-    media_type = content_type.partition(";")[0].strip().lower()
-    return media_type == "application/json" or media_type.endswith("+json")
+def shows_its_end(json_body: bytes) -> bool:
+    """Whether a JSON text is of those values whose end shows, so that a cut one is no JSON. A number's does not."""
+    return json_body.lstrip()[:1] in _BOUNDED_JSON
 
 
 def read_object() -> dict[str, Any]:
@@ -83,10 +113,6 @@ def read_object() -> dict[str, Any]:
         raise InvalidInput("The body is not a JSON object: send one, such as {}.", field="body", code="not_an_object")
     _check(value, "")
     return value
-
-
-def _too_large(limit: int) -> Problem:
-    return Problem(413, "payload_too_large", f"The body is larger than {limit} bytes: send less.")
 
 
 def _members(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:

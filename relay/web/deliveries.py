@@ -1,28 +1,67 @@
-"""Deliveries: where each stands, and what every attempt came to."""
+"""Deliveries: where each stands, and what every attempt came to; one by one, and in lists."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
-from flask import Blueprint, Response
+from flask import Blueprint, Response, request
 
+from relay.core.filters import DELIVERY_FILTERS, parse_delivery_filter
+from relay.core.ids import parse_id
 from relay.core.model import Scope
 from relay.core.observation import Fault
 from relay.core.outcome import REFUSED_TEXT
-from relay.store import deliveries
+from relay.store import deliveries, delivery_lists
 from relay.web.parts import path_id
 from relay.web.problems import unknown
 from relay.web.render import json_response, optional_time, time_text
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from relay.store.deliveries import Attempt, Delivery
     from relay.web.auth import Caller, Gate
+    from relay.web.paging import Cursors
     from relay.web.parts import Api
 
 
-def routes(api: Api, gate: Gate) -> Blueprint:
-    """Make the routes of deliveries."""
+def routes(api: Api, gate: Gate, cursors: Cursors) -> Blueprint:
+    """Make the routes that read deliveries."""
     blueprint = Blueprint("deliveries", __name__)
+
+    @blueprint.get("/v1/deliveries")
+    @gate.scoped(Scope.READ)
+    def list_deliveries(caller: Caller) -> Response:
+        """List the workspace's deliveries, or one endpoint's, the newest first, without their attempts."""
+        named = request.args.get("endpoint_id")
+        endpoint_id = None if named is None else parse_id(named, "endpoint_id")
+        return listed(caller, endpoint_id, "deliveries", ("endpoint_id", *DELIVERY_FILTERS))
+
+    @blueprint.get("/v1/endpoints/<endpoint_id>/deliveries")
+    @gate.scoped(Scope.READ)
+    def list_endpoint_deliveries(caller: Caller, endpoint_id: str) -> Response:
+        """List what an endpoint was sent, or is to be, the newest first; of a deleted endpoint too."""
+        wanted = path_id(endpoint_id)
+        if wanted is None:
+            raise unknown("endpoint")
+        return listed(caller, wanted, "endpoint-deliveries", DELIVERY_FILTERS)
+
+    def listed(caller: Caller, endpoint_id: UUID | None, name: str, filters: tuple[str, ...]) -> Response:
+        wanted = parse_delivery_filter(request.args)
+        of = f"{name}:{caller.workspace.id}:{endpoint_id}:{wanted}"
+        ids = 2 if delivery_lists.walks_events(wanted, endpoint_id) else 1
+        after, limit = cursors.read(of, filters=filters, ids=ids)
+        workspace_id = caller.workspace.id
+        with api.engine.connect() as connection:
+            if endpoint_id is not None and not delivery_lists.has_endpoint(
+                connection, workspace_id=workspace_id, endpoint_id=endpoint_id
+            ):
+                raise unknown("endpoint")
+            page = delivery_lists.list_page(
+                connection, workspace_id=workspace_id, endpoint_id=endpoint_id, wanted=wanted, after=after, limit=limit
+            )
+        return json_response(cursors.render(page, of, summary))
 
     @blueprint.get("/v1/deliveries/<delivery_id>")
     @gate.scoped(Scope.READ)
@@ -33,12 +72,23 @@ def routes(api: Api, gate: Gate) -> Blueprint:
             found = wanted and deliveries.get(connection, workspace_id=caller.workspace.id, delivery_id=wanted)
         if not found:
             raise unknown("delivery")
-        return json_response(_rendered(found))
+        return json_response(rendered(found))
 
     return blueprint
 
 
-def _rendered(delivery: Delivery) -> dict[str, object]:
+def rendered(delivery: Delivery) -> dict[str, object]:
+    """Return a delivery as the API shows it, its attempts at the end."""
+    last = delivery.last_attempt
+    return {
+        **summary(delivery),
+        "last_attempt": None if last is None else _evidence(last),
+        "attempts": [attempt_of(attempt) for attempt in delivery.attempts],
+    }
+
+
+def summary(delivery: Delivery) -> dict[str, object]:
+    """Return a delivery as lists show it: without its attempts."""
     deferred = None
     if delivery.deferred_reason is not None:
         deferred = {
@@ -60,11 +110,11 @@ def _rendered(delivery: Delivery) -> dict[str, object]:
         "created_at": time_text(delivery.created_at),
         "finished_at": optional_time(delivery.finished_at),
         "deferred": deferred,
-        "attempts": [_attempt(attempt) for attempt in delivery.attempts],
     }
 
 
-def _attempt(attempt: Attempt) -> dict[str, object]:
+def attempt_of(attempt: Attempt) -> dict[str, object]:
+    """Return one line of a delivery's log as the API shows it."""
     # Of an address that policy refuses nothing is told: neither what it is nor how it behaves.
     refused = attempt.code == Fault.REFUSED
     return {
@@ -90,6 +140,23 @@ def _attempt(attempt: Attempt) -> dict[str, object]:
         "worker": attempt.worker,
         "reply_headers": [] if refused else _header_pairs(attempt.reply_headers),
         "snippet": None if refused else attempt.snippet,
+    }
+
+
+def _evidence(last: dict[str, Any]) -> dict[str, object]:
+    """Return what a dead delivery keeps of its last attempt, as store/results.py has it."""
+    refused = last.get("code") == Fault.REFUSED
+    return {
+        "at": time_text(datetime.fromisoformat(last["at"])),
+        "number": last.get("number"),
+        "generation": last.get("generation"),
+        "code": last.get("code"),
+        "error": REFUSED_TEXT if refused else last.get("error"),
+        "status": last.get("status"),
+        "total": None if refused else _milliseconds(last.get("total_us")),
+        "remote_address": None if refused else last.get("remote_address"),
+        "reply_headers": [] if refused else _header_pairs(last.get("reply_headers")),
+        "snippet": None if refused else last.get("snippet"),
     }
 
 

@@ -7,36 +7,52 @@ from typing import TYPE_CHECKING, Final
 from flask import Blueprint, Response, request
 
 from relay import failpoints
+from relay.core import jsontext
 from relay.core.errors import InvalidInput
 from relay.core.event_types import check_event_type, is_reserved
+from relay.core.fingerprint import check_key, fingerprint
 from relay.core.headers import check_headers
 from relay.core.jsontext import scan_event
 from relay.core.model import Scope
+from relay.core.seconds import parse_expires_in
 from relay.store import events
-from relay.store.events import NewEvent
+from relay.store.events import NewEvent, Taken
+from relay.store.idempotency import Claim, KeyReused
 from relay.web import bodies
+from relay.web.admission import Candidate
 from relay.web.auth import request_id
 from relay.web.parts import new_id
-from relay.web.problems import FieldError, Problem, invalid
-from relay.web.render import time_text
+from relay.web.problems import Problem
+from relay.web.together import Together
 
 if TYPE_CHECKING:
-    from relay.store.events import Ingested
+    from relay.web.admission import Admission
     from relay.web.auth import Caller, Gate
     from relay.web.parts import Api
+
+#: What an event's fingerprint begins with, whichever call brought it: one key, one event, by either.
+ROUTE: Final = "event"
 
 _TYPE_HEADER: Final = "Relay-Event-Type"
 #: Characters of a Content-Type, which is stored and sent on.
 _MAX_CONTENT_TYPE: Final = 255
-#: What a producer may believe in and this release does not do yet. To take it and not act on it would be a lie.
-_NOT_YET: Final = (("Idempotency-Key", "HTTP_IDEMPOTENCY_KEY"), ("Relay-Expires-In", "HTTP_RELAY_EXPIRES_IN"))
-#: Bytes that the JSON values begin with whose end shows, so that a cut one is no JSON. A number's does not.
-_BOUNDED_JSON: Final = b'{["tfn'
 
 
-def routes(api: Api, gate: Gate) -> Blueprint:
+def routes(api: Api, gate: Gate, admission: Admission) -> Blueprint:
     """Make the routes of events."""
     blueprint = Blueprint("events", __name__)
+    together = None if api.grouped is None else Together(api.grouped)
+
+    def alone(event: NewEvent) -> Taken:
+        with api.hot.connect() as connection:
+            try:
+                return events.take(connection, [event], retention_secs=api.settings.idempotency_retention_secs)[0]
+            except KeyReused:
+                raise Problem(
+                    409,
+                    "idempotency_key_reused",
+                    "The Idempotency-Key was used for an event of another type or with another body: send a new key.",
+                ) from None
 
     @blueprint.post("/v1/events")
     @gate.scoped(Scope.INGEST)
@@ -47,35 +63,55 @@ def routes(api: Api, gate: Gate) -> Blueprint:
         taken for application/json. The type is the header Relay-Event-Type, else the body's top-level `type`, which is
         only looked for in JSON: any other body needs the header. So does what curl sends when it is told no type
         (application/x-www-form-urlencoded): nothing is guessed from the body's looks. JSON is checked either way.
+
+        With an Idempotency-Key the second such request gets the first one's answer, byte for byte, and
+        Relay-Idempotent-Replay: true; another request under the key is 409.
         """
         # Headers come from the environment itself here: it is several times faster, and this runs for every event.
         environ = request.environ
-        for name, variable in _NOT_YET:
-            if variable in environ:
-                message = "This header is not supported here: leave it out."
-                raise invalid([FieldError(field=name, message=message, code="unsupported_header")])
+        key: str | None = environ.get("HTTP_IDEMPOTENCY_KEY")
+        if key is not None:
+            check_key(key)
+        expires: str | None = environ.get("HTTP_RELAY_EXPIRES_IN")
+        expires_in = None if expires is None else parse_expires_in(expires)
         content_type = _content_type(environ.get("CONTENT_TYPE", ""))
         named: str | None = environ.get("HTTP_RELAY_EVENT_TYPE")
-        own_limit = caller.workspace.max_payload_bytes
-        limit = api.settings.max_payload_bytes
-        body = bodies.read(limit if own_limit is None else min(limit, own_limit))
-        event_type = _type_of(named, content_type, body)
+        workspace = caller.workspace
+        body = bodies.read(payload_limit(api, caller))
+        is_json = jsontext.is_json(content_type)
+        event_type = _type_of(named, content_type, body, is_json=is_json)
+        admission.admit(workspace, 1, lambda: [Candidate(type=event_type, payload=body, is_json=is_json)])
+        claim = None
+        if key is not None:
+            claim = Claim(key=key, fingerprint=fingerprint((ROUTE, event_type), body, is_json=is_json))
         event = NewEvent(
             id=new_id(),
-            workspace_id=caller.workspace.id,
+            workspace_id=workspace.id,
             type=event_type,
             content_type=content_type,
             payload=body,
             api_key_id=caller.key_id,
             request_id=request_id(),
+            expires_in=expires_in,
+            claim=claim,
         )
         failpoints.hit("ingest.before_commit")
-        with api.hot.connect() as connection:
-            stored = events.ingest(connection, [event])[0]
+        answer = None if together is None else together.ingest(event)
+        taken = Taken(answer, replayed=False) if answer is not None else alone(event)
         failpoints.hit("ingest.after_commit")
-        return Response(_render(stored, event_type), 202, content_type="application/json")
+        response = Response(taken.answer, 202, content_type="application/json")
+        if taken.replayed:
+            response.headers["Relay-Idempotent-Replay"] = "true"
+        return response
 
     return blueprint
+
+
+def payload_limit(api: Api, caller: Caller) -> int:
+    """Return the bytes that a payload of the caller's may have: the workspace's limit holds where it is the lower."""
+    own = caller.workspace.max_payload_bytes
+    limit = api.settings.max_payload_bytes
+    return limit if own is None else min(limit, own)
 
 
 def _content_type(given: str) -> str:
@@ -91,12 +127,11 @@ def _content_type(given: str) -> str:
     return value
 
 
-def _type_of(named: str | None, content_type: str, body: bytes) -> str:
+def _type_of(named: str | None, content_type: str, body: bytes, *, is_json: bool) -> str:
     """Judge the body by its Content-Type and return the event's type. Raises InvalidInput, InvalidJson or Problem."""
     if not body:
         raise InvalidInput("The body is empty: send the payload in it.", field="body", code="empty_body")
-    is_json = bodies.is_json(content_type)
-    if not bodies.is_measured() and not (is_json and body.lstrip()[:1] in _BOUNDED_JSON):
+    if not bodies.is_measured() and not (is_json and bodies.shows_its_end(body)):
         # The server hands over what came before a broken connection as if it were all.
         raise Problem(
             411,
@@ -126,12 +161,3 @@ def _type_of(named: str | None, content_type: str, body: bytes) -> str:
             code="reserved_type",
         )
     return event_type
-
-
-def _render(stored: Ingested, event_type: str) -> str:
-    # Ids and checked types hold nothing that JSON would escape, and this runs for every event.
-    deliveries = ",".join(f'{{"id":"{one.id}","endpoint_id":"{one.endpoint_id}"}}' for one in stored.deliveries)
-    return (
-        f'{{"id":"{stored.id}","type":"{event_type}","created_at":"{time_text(stored.created_at)}",'
-        f'"deliveries":[{deliveries}]}}\n'
-    )

@@ -35,7 +35,7 @@ def routes(api: Api) -> Blueprint:
             message = "It can only be ingest: write it so, or leave it out."
             raise invalid([FieldError(field="for", message=message, code="not_a_choice")])
         checks = readiness.check(ingest_only=purpose is not None)
-        shown = {check.name: "ok" if check.fault is None else check.fault for check in checks}
+        shown = {check.name: check.text for check in checks}
         failing = [check for check in checks if check.fault is not None]
         if failing:
             raise Problem(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, cast
@@ -10,17 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, cast
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from relay.core import address, backoff, event_types, headers, secret, url
 from relay.core.errors import InvalidInput
 from relay.web.problems import FieldError, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-#: Bytes of an endpoint's metadata, as JSON without white space.
-MAX_METADATA_BYTES: Final = 4096
-#: Patterns that one endpoint may subscribe with.
-MAX_EVENT_TYPES: Final = 256
+    from relay.core.address import AddressPolicy
+    from relay.core.url import UrlPolicy
 
 #: Also a header's value (Relay-Workspace), hence its letters; never of the form of an id, which would be read as one.
 _WORKSPACE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -34,10 +30,14 @@ M = TypeVar("M", bound=BaseModel)
 class Limits:
     """What the settings say about an endpoint's values."""
 
-    url_policy: url.UrlPolicy
-    address_policy: address.AddressPolicy
+    url_policy: UrlPolicy
+    address_policy: AddressPolicy
     #: Milliseconds: the longest time-out for which a lease leaves room.
     longest_timeout_ms: int
+    #: Where messages to a chat platform go, by transport.
+    platform_urls: Mapping[str, str]
+    #: The endpoint's own, which does not change; None while it is made.
+    transport: str | None = None
 
 
 def parse(model: type[M], value: Mapping[str, Any], limits: Limits | None = None) -> M:
@@ -50,12 +50,16 @@ def parse(model: type[M], value: Mapping[str, Any], limits: Limits | None = None
     raise invalid([_fault(fault) for fault in faults])
 
 
-def _judged(check: Callable[[Any, Limits], T]) -> AfterValidator:
-    """Make a validator of a check that raises InvalidInput."""
+def judged(check: Callable[[Any, Limits, Mapping[str, Any]], T]) -> AfterValidator:
+    """Make a validator of a check that raises InvalidInput.
+
+    The check gets the value, the settings' limits (None where the call has none) and, by name, the fields above it that
+    are well.
+    """
 
     def run(value: Any, info: ValidationInfo) -> T:
         try:
-            return check(value, cast("Limits", info.context))
+            return check(value, cast("Limits", info.context), info.data)
         except InvalidInput as error:
             context = {"message": str(error), "field": error.field}
             # The text goes in as a value: were it the template, braces in it would be read.
@@ -64,41 +68,7 @@ def _judged(check: Callable[[Any, Limits], T]) -> AfterValidator:
     return AfterValidator(run)
 
 
-def _check_url(value: str, limits: Limits) -> str:
-    found = url.normalise_url(value, limits.url_policy)
-    if found.is_literal and address.refusal(found.host, limits.address_policy) is not None:
-        raise InvalidInput(
-            "The URL's address is not one that may be sent to: use a public one.", field="url", code="address_refused"
-        )
-    return found.text
-
-
-def _check_timeout(value: int, limits: Limits) -> int:
-    if value > limits.longest_timeout_ms:
-        raise InvalidInput(
-            f"A lease (RELAY_LEASE_SECS) leaves room for at most {limits.longest_timeout_ms} ms: lower it.",
-            field="timeout_ms",
-            code="out_of_range",
-        )
-    return value
-
-
-def _check_metadata(value: dict[str, Any], _limits: Limits) -> dict[str, Any]:
-    if len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()) > MAX_METADATA_BYTES:
-        raise InvalidInput(
-            f"The metadata is more than {MAX_METADATA_BYTES} bytes as JSON: keep less.",
-            field="metadata",
-            code="too_long",
-        )
-    return value
-
-
-def _check_retry(value: dict[str, Any], _limits: Limits) -> dict[str, Any]:
-    backoff.parse_retry(value)
-    return {name: member for name, member in value.items() if member is not None}
-
-
-def _check_workspace_name(value: str, _limits: Limits) -> str:
+def _check_workspace_name(value: str, _limits: Limits, _beside: Mapping[str, Any]) -> str:
     if not _WORKSPACE_NAME.fullmatch(value) or _UUID.fullmatch(value):
         raise InvalidInput(
             "A workspace's name is 1 to 64 letters, digits, '.', '_' and '-', begins with a letter or digit, and is "
@@ -109,43 +79,29 @@ def _check_workspace_name(value: str, _limits: Limits) -> str:
     return value
 
 
-class _Request(BaseModel):
+class Request(BaseModel):
+    """A call's body: unknown members are refused, and nothing is converted."""
+
     # Strict: "5" is not a number, and 1 is not true.
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class EndpointRequest(_Request):
-    """POST /v1/endpoints."""
+class WorkspaceChange(Request):
+    """PATCH /v1/workspaces/{id}: the limits, each with null for the installation's."""
 
-    url: Annotated[str, _judged(_check_url)]
-    description: Annotated[str, Field(max_length=1000)] = ""
-    event_types: Annotated[
-        list[Annotated[str, _judged(lambda value, _: event_types.check_pattern(value))]],
-        Field(max_length=MAX_EVENT_TYPES),
-    ] = []
-    signing: Literal["relay", "standard", "none"] = "relay"
-    headers: Annotated[dict[str, str], _judged(lambda value, _: dict(headers.check_headers(value)))] = Field(
-        default={}, repr=False
-    )
-    secret: Annotated[str, _judged(lambda value, _: secret.check_secret(value).reveal())] | None = Field(
-        default=None, repr=False
-    )
-    max_in_flight: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    timeout_ms: Annotated[int, Field(ge=100, le=30_000), _judged(_check_timeout)] | None = None
-    retry: Annotated[dict[str, Any], _judged(_check_retry)] = {}
-    metadata: Annotated[dict[str, Any], _judged(_check_metadata)] = {}
-    enabled: bool = True
-
-
-class WorkspaceRequest(_Request):
-    """POST /v1/workspaces."""
-
-    name: Annotated[str, _judged(_check_workspace_name)]
     max_endpoints: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    #: Events per second.
+    ingest_rate: Annotated[float, Field(ge=0.001, le=1_000_000, allow_inf_nan=False)] | None = None
     max_payload_bytes: Annotated[int, Field(ge=1, le=67_108_864)] | None = None
 
 
-class KeyRequest(_Request):
+class WorkspaceRequest(WorkspaceChange):
+    """POST /v1/workspaces."""
+
+    name: Annotated[str, judged(_check_workspace_name)]
+
+
+class KeyRequest(Request):
     """POST /v1/keys."""
 
     name: Annotated[str, Field(min_length=1, max_length=100)]

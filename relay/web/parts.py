@@ -35,6 +35,10 @@ class Api(Protocol):
         """For single statements that must be fast, in autocommit."""
 
     @property
+    def grouped(self) -> sa.Engine | None:
+        """As `hot`, with a connection for each of `together.LEADERS`; None where there are too few for that."""
+
+    @property
     def vault(self) -> Vault: ...
 
     @property

@@ -11,7 +11,7 @@ import json
 import logging
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 import sqlalchemy as sa
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from flask import Flask
 
+MEDIA_TYPE: Final = "application/problem+json"
 #: Seconds after which a caller should try again what failed because a part of ours is away.
 RETRY_AFTER_SECS = 5
 
@@ -91,8 +92,21 @@ def install(app: Flask) -> None:
     app.register_error_handler(Exception, _answer)
 
 
+def usual(status: int) -> Problem:
+    """Make the problem that a server's own refusal with this status is."""
+    code, detail = _USUAL[status]
+    return Problem(status, code, detail)
+
+
 def respond(problem: Problem) -> Response:
     """Render a problem."""
+    response = Response(text_of(problem), problem.status, content_type=MEDIA_TYPE)
+    response.headers.extend(problem.headers)
+    return response
+
+
+def text_of(problem: Problem) -> str:
+    """Return a problem's JSON, with a line's end."""
     value: dict[str, object] = {
         "type": "about:blank",
         "title": HTTPStatus(problem.status).phrase,
@@ -105,9 +119,7 @@ def respond(problem: Problem) -> Response:
         value["errors"] = [
             {"field": error.field, "message": error.message, "code": error.code} for error in problem.errors
         ]
-    response = Response(json.dumps(value), problem.status, content_type="application/problem+json")
-    response.headers.extend(problem.headers)
-    return response
+    return json.dumps(value) + "\n"
 
 
 def _answer(error: Exception) -> Response:

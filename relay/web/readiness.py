@@ -19,7 +19,10 @@ from relay.store import announcements, heartbeats, schema
 from relay.store.engine import make_engine
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from relay.config import Settings
+    from relay.store.heartbeats import LiveProcess
 
 #: Seconds in which an answer comes.
 DEADLINE_SECS: Final = 1.5
@@ -27,6 +30,8 @@ DEADLINE_SECS: Final = 1.5
 _GIVE_UP_SECS: Final = 10.0
 #: Seconds after which a role that has not beaten counts as gone: six beats.
 BEAT_TOO_OLD_SECS: Final = 30.0
+#: Seconds without any publisher's look after which none counts as working. Longer than another needs to take over.
+LOOK_TOO_OLD_SECS: Final = 15.0
 #: The roles without which nothing is delivered.
 _ROLES: Final = ("worker", "publisher", "beat")
 
@@ -39,10 +44,16 @@ _SHORT: Final = sa.text("set local statement_timeout = '1s'")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that was looked at. `fault` is None where it is well."""
+    """One thing that was looked at. `fault` is None where it is well; `note` is worth knowing all the same."""
 
     name: str
     fault: str | None
+    note: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What is said of it."""
+        return self.fault or ("ok" if self.note is None else f"ok, but {self.note}")
 
 
 class Readiness:
@@ -70,14 +81,7 @@ class Readiness:
         checks = [Check(name="database", fault=look.fault)]
         if look.fault is not None or ingest_only:
             return checks
-        for role in _ROLES:
-            age = look.ages.get(role)
-            fault = None
-            if age is None:
-                fault = "none is running"
-            elif age > BEAT_TOO_OLD_SECS:
-                fault = f"last seen {age:.0f} s ago"
-            checks.append(Check(name=role, fault=fault))
+        checks += [_role(role, look) for role in _ROLES]
         late = look.lateness_secs or 0.0
         fault = f"the oldest due delivery is {late:.0f} s late" if late > self._max_lateness_secs else None
         return [*checks, Check(name="lateness", fault=fault)]
@@ -93,6 +97,7 @@ class _Look:
         self.ended = threading.Event()
         self.fault: str | None = None
         self.ages: dict[str, float] = {}
+        self.live: list[LiveProcess] = []
         self.lateness_secs: float | None = None
         self._started = time.monotonic()
         self._url = url
@@ -126,6 +131,7 @@ class _Look:
                     return
                 schema.check(connection)
                 self.ages = heartbeats.youngest_ages(connection)
+                self.live = heartbeats.live(connection, within_secs=BEAT_TOO_OLD_SECS)
                 self.lateness_secs = announcements.lateness_secs(connection)
         except ConfigurationError as error:
             self.fault = str(error)
@@ -138,3 +144,37 @@ class _Look:
             self._connection = None
             engine.dispose()
             self.ended.set()
+
+
+def _role(role: str, look: _Look) -> Check:
+    age = look.ages.get(role)
+    if age is None:
+        return Check(name=role, fault="none is running")
+    if age > BEAT_TOO_OLD_SECS:
+        return Check(name=role, fault=f"last seen {age:.0f} s ago")
+    details = [process.details for process in look.live if process.role == role]
+    return _publisher(details) if role == "publisher" else _progress(role, details)
+
+
+def _publisher(details: Sequence[Mapping[str, object]]) -> Check:
+    """One leads and the others wait: what counts is that somebody looked."""
+    waits = [secs for one in details if isinstance(secs := one.get("looked_secs"), int | float)]
+    if waits and min(waits) > LOOK_TOO_OLD_SECS:
+        return Check(name="publisher", fault=f"stalled: none has looked for due deliveries for {min(waits):.0f} s")
+    return Check(name="publisher", fault=None)
+
+
+def _progress(role: str, details: Sequence[Mapping[str, object]]) -> Check:
+    """A fault where every process of `role` is stuck; a note where some are."""
+    stuck = [one for one in details if one.get("stalled") or one.get("dead")]
+    if not stuck:
+        return Check(name=role, fault=None)
+    parts: dict[str, None] = {}
+    for one in stuck:
+        stalled, dead = one.get("stalled"), one.get("dead")
+        if isinstance(stalled, dict):
+            parts |= dict.fromkeys(f"{name} for {secs:.0f} s" for name, secs in stalled.items())
+        if isinstance(dead, list):
+            parts |= dict.fromkeys(f"{name} is dead" for name in dead)
+    said = f"{len(stuck)} of {len(details)} stalled ({', '.join(parts)})"
+    return Check(name=role, fault=said) if len(stuck) == len(details) else Check(name=role, fault=None, note=said)

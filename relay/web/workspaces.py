@@ -1,4 +1,4 @@
-"""Workspaces: made and listed with the instance's key alone."""
+"""Workspaces: made, listed and limited with the instance's key alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flask import Blueprint, Response
 from relay.store import workspaces
 from relay.web import bodies, models
 from relay.web.auth import request_id
-from relay.web.parts import new_id
+from relay.web.parts import new_id, path_id
 from relay.web.problems import Problem
 from relay.web.render import json_response, time_text
 
@@ -37,6 +37,7 @@ def routes(api: Api, gate: Gate, cursors: Cursors) -> Blueprint:
                 workspace_id=new_id(),
                 name=asked.name,
                 max_endpoints=asked.max_endpoints,
+                ingest_rate=asked.ingest_rate,
                 max_payload_bytes=asked.max_payload_bytes,
                 actor="instance",
                 request_id=request_id(),
@@ -54,6 +55,24 @@ def routes(api: Api, gate: Gate, cursors: Cursors) -> Blueprint:
             page = workspaces.list_page(connection, after=after, limit=limit)
         return json_response(cursors.render(page, _LIST, _rendered))
 
+    @blueprint.patch("/v1/workspaces/<workspace_id>")
+    @gate.instance_only
+    def change_workspace(workspace_id: str) -> Response:
+        """Change some of a workspace's limits; null makes one the installation's again."""
+        wanted = path_id(workspace_id)
+        asked = models.parse(models.WorkspaceChange, bodies.read_object())
+        with api.engine.begin() as connection:
+            changed = wanted and workspaces.change(
+                connection,
+                workspace_id=wanted,
+                limits=asked.model_dump(exclude_unset=True),
+                actor="instance",
+                request_id=request_id(),
+            )
+        if not changed:
+            raise Problem(404, "unknown_workspace", "There is no such workspace: check the id.")
+        return json_response(_rendered(changed))
+
     return blueprint
 
 
@@ -62,6 +81,7 @@ def _rendered(workspace: Workspace) -> dict[str, object]:
         "id": str(workspace.id),
         "name": workspace.name,
         "max_endpoints": workspace.max_endpoints,
+        "ingest_rate": workspace.ingest_rate,
         "max_payload_bytes": workspace.max_payload_bytes,
         "created_at": time_text(workspace.created_at),
     }

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 
 def load(settings: Settings) -> Flask:
-    """Make this process's application. Connects to nothing yet. Raises ConfigurationError."""
+    """Make this process's application, and have it beat. Raises ConfigurationError, but for no database."""
     logs.configure("api", level=settings.log_level, style=settings.log_format)
-    return create_app(bootstrap.make_api(settings))
+    api = bootstrap.make_api(settings)
+    api.heart.start()
+    return create_app(api)
 
 
 def __getattr__(name: str) -> Flask:

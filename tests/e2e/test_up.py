@@ -101,7 +101,8 @@ def ports() -> dict[str, int]:
 
 
 def test_up_delivers_stops_and_finds_its_data_again(place: Path, ports: dict[str, int]) -> None:
-    """The printed commands work as they stand; Ctrl-C ends every process and frees the lock; the next start has it all."""
+    """The printed commands work as they stand; Ctrl-C ends every process and frees the lock; the next start has it all,
+    and obeys what `.env` says by then, in every process: it comes before what `relay up` presets."""
     up = Up(place, ports)
     up.ready()
     create, post, read = up.curl_lines()
@@ -122,9 +123,21 @@ def test_up_delivers_stops_and_finds_its_data_again(place: Path, ports: dict[str
     assert [one for one in family if one.is_running()] == []
     assert not list((place / ".relay").glob("*.lock"))
 
+    (place / ".env").write_text("RELAY_ALLOW_PRIVATE_ENDPOINTS=false\nRELAY_ADMIN_KEY=from-the-file-of-here\n")
     again = Up(place, ports)
     again.ready()
     assert requests.request(**read, timeout=10).json()["status"] == "delivered"
+    refused = requests.post(
+        f"{again.url}/v1/endpoints",
+        json={"url": "http://127.0.0.1:9/"},
+        headers={"Authorization": f"Bearer {_kept(place, 'RELAY_API_KEY')}"},
+        timeout=5,
+    )
+    assert refused.status_code == 400, refused.text
+    listed = requests.get(
+        f"{again.url}/v1/workspaces", headers={"Authorization": "Bearer from-the-file-of-here"}, timeout=5
+    )
+    assert listed.status_code == 200, listed.text
     again.process.send_signal(signal.SIGTERM)
     assert again.process.wait(60) == 0, again.text()[-3000:]
 
@@ -196,25 +209,6 @@ def _works_in(process: psutil.Process, folder: Path) -> bool:
         return Path(process.cwd()).is_relative_to(folder)
     except (psutil.Error, OSError):
         return False
-
-
-def test_what_is_in_force_reaches_every_process(place: Path, ports: dict[str, int]) -> None:
-    """`.env` comes before what `relay up` presets, in the processes as in itself: a switch set there holds."""
-    (place / ".env").write_text("RELAY_ALLOW_PRIVATE_ENDPOINTS=false\nRELAY_ADMIN_KEY=from-the-file\n")
-    up = Up(place, ports)
-    up.ready()
-    refused = requests.post(
-        f"{up.url}/v1/endpoints",
-        json={"url": "http://127.0.0.1:9/"},
-        headers={"Authorization": f"Bearer {_kept(place, 'RELAY_API_KEY')}"},
-        timeout=5,
-    )
-    listed = requests.get(f"{up.url}/v1/workspaces", headers={"Authorization": "Bearer from-the-file"}, timeout=5)
-
-    assert refused.status_code == 400, refused.text
-    assert listed.status_code == 200, listed.text
-    up.process.send_signal(signal.SIGTERM)
-    assert up.process.wait(60) == 0
 
 
 def test_a_taken_port_is_named_at_start(place: Path, ports: dict[str, int]) -> None:

@@ -13,7 +13,7 @@ from tests.stack import LONG, Stack, freeze, freeze_end, kill_redis, own_redis, 
 from tests.traffic import SEED, Traffic, at_rest, check, duplicates, settle, still_works
 
 #: Seconds that Redis stays away.
-OUTAGE_SECS = 30.0 if LONG else 12.0
+OUTAGE_SECS = 30.0 if LONG else 5.0
 #: Seconds within which ingest answers, whatever Redis does, on a machine that everything shares.
 USUAL_SECS = 2.0
 ALL = ("api", "publisher", "worker", "worker", "beat")

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+import redis
 
 from relay.bootstrap import make_vault, make_worker
 from relay.config import load_settings
@@ -84,8 +85,16 @@ def close(worker: Worker) -> None:
         stream._redis.close()
 
 
+def end_reads(broker: str) -> None:
+    """Let blocking reads return now, as at the end of their time."""
+    with redis.Redis.from_url(broker) as client:
+        for one in client.client_list():
+            if "b" in one["flags"]:
+                client.client_unblock(int(one["id"]))
+
+
 @pytest.fixture
-def start_worker(make_settings: Callable[..., Settings]) -> Iterator[Callable[..., Worker]]:
+def start_worker(make_settings: Callable[..., Settings], broker: str) -> Iterator[Callable[..., Worker]]:
     """Start workers in this process, without Celery: they claim in their own threads. At the end all must be at rest."""
     workers: list[Worker] = []
 
@@ -101,6 +110,9 @@ def start_worker(make_settings: Callable[..., Settings]) -> Iterator[Callable[..
     yield start
     for worker in workers:
         worker.intake.stop_reading()
+    if workers:
+        end_reads(broker)
+    for worker in workers:
         worker.intake.join(time.monotonic() + 5)
     try:
         for worker in workers:

@@ -42,7 +42,8 @@ class Host:
 
     def __init__(self, settings: Settings) -> None:
         self.worker: Worker = bootstrap.make_worker(settings)
-        self.worker.intake._rhythm = Rhythm(look_secs=0.5, look_late_secs=0.3, block_secs=0.2)
+        self.worker.intake._rhythm = rhythm = Rhythm(look_secs=0.5, look_late_secs=0.3, block_secs=0.2)
+        self.worker.intake._next_look = time.monotonic() + rhythm.look_secs
         self.app: Celery = make_app(settings)
         self.runtime = steps.install(self.app, self.worker)
         maintenance.register(self.app, lambda: self.worker)

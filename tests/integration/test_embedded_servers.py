@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +28,7 @@ from relay.embedded.postgres import PostgresServer
 from relay.embedded.redis import RedisServer
 from relay.embedded.server import Server
 from relay.embedded.stack import Servers
+from tests.places import new_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,7 +73,7 @@ REDIS_FROM = ["wheel", *(["system"] if system_has(find_redis) else [])]
 @pytest.fixture
 def empty() -> Iterator[Path]:
     """A base directory where other users may be let in, with a path that is short enough for sockets."""
-    place = Path(tempfile.mkdtemp(prefix="relay-", dir="/tmp"))
+    place = new_place()
     yield place
     discard(place)
 
@@ -81,7 +81,7 @@ def empty() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def template() -> Iterator[Path]:
     """A base directory with the wheel's database as its first start leaves it."""
-    place = Path(tempfile.mkdtemp(prefix="relay-", dir="/tmp"))
+    place = new_place()
     server = fast_postgres(place)
     server.start()
     server.stop()
@@ -101,7 +101,7 @@ def base(empty: Path, template: Path) -> Path:
 @pytest.fixture(scope="module")
 def running() -> Iterator[Servers]:
     """Both servers from the wheels, for tests that only look."""
-    place = Path(tempfile.mkdtemp(prefix="relay-", dir="/tmp"))
+    place = new_place()
     with Servers(place, system=False, discard=True) as servers:
         yield servers
     assert not place.exists()

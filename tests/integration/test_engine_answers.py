@@ -330,7 +330,7 @@ def test_header_that_cannot_be_sent_is_unbuildable(sender: Sender, headers: list
         ("http://\u20ac/", Fault.UNBUILDABLE),
         ("gopher://127.0.0.1/", Fault.REFUSED),
         ("file:///etc/passwd", Fault.REFUSED),
-        ("nonsense://127.0.0.1/", Fault.UNBUILDABLE),
+        ("nonsense://127.0.0.1/", Fault.REFUSED),
     ],
 )
 def test_url_that_cannot_be_dialled(sender: Sender, url: str, fault: Fault) -> None:
@@ -340,14 +340,6 @@ def test_url_that_cannot_be_dialled(sender: Sender, url: str, fault: Fault) -> N
     assert seen is not None
     assert (seen.fault, seen.sends) == (fault, 0)
     assert "secret" not in (seen.text or "")
-
-
-def test_unknown_name_is_a_temporary_dns_fault(sender: Sender) -> None:
-    """libcurl cannot tell an unknown name from a failing resolver, so it is not held against the endpoint."""
-    seen = sender.send("http://no-such-name.invalid/").observation
-
-    assert seen is not None
-    assert (seen.fault, seen.sends) == (Fault.DNS_TEMPORARY, 0)
 
 
 def test_one_bad_request_does_not_touch_its_batch(sender: Sender) -> None:

@@ -42,11 +42,25 @@ KEYS = {
 BODY = b'{"type":"a"}'
 
 
-@pytest.fixture
-def sink() -> Iterator[Sink]:
+@pytest.fixture(scope="module")
+def running_sink() -> Iterator[Sink]:
     """A running sink with two origins."""
     with Sink(origins=2) as started:
         yield started
+
+
+@pytest.fixture
+def sink(running_sink: Sink) -> Sink:
+    """A sink that nothing came to yet, and that answers at once."""
+    running_sink.reset()
+    running_sink.answer()
+    return running_sink
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The few rows of these tests are due after a second: they are made in a fraction of it."""
+    monkeypatch.setattr(drain, "_SPARE_SECS", 1.0)
 
 
 def request_of(delivery_id: UUID | None = None, path: str = "/e/1", body: bytes = BODY) -> bytes:
@@ -314,6 +328,7 @@ def test_an_unknown_scenario_is_refused() -> None:
         main.run("nonesuch")
 
 
+@pytest.mark.usefixtures("soon")
 def test_a_small_drain_loses_nothing(servers: Servers, capsys: pytest.CaptureFixture[str]) -> None:
     """200 deliveries come through the whole path; the report is in order, and server and Redis are as before."""
     assert servers.postgres_url is not None
@@ -342,6 +357,7 @@ def test_a_small_drain_loses_nothing(servers: Servers, capsys: pytest.CaptureFix
         assert list(client.scan_iter(match="*relay-loadtest*")) == []
 
 
+@pytest.mark.usefixtures("soon")
 def test_a_lossy_receiver_is_found_out(servers: Servers) -> None:
     """Where one of four endpoints drops its requests, its quarter is reported lost and the exit code is 1."""
     options = Options(workers=1, count=40, database_url=servers.postgres_url, broker_url=servers.redis_url)

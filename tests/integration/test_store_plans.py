@@ -37,6 +37,7 @@ HOT = {
     "unsent": results._UNSENT,
     "lock_expired": leases._EXPIRED,
     "ingest": events._INGEST,
+    "ingest_keyed": events._INGEST_KEYED,
 }
 #: Statements that find deliveries by id: no other index may lead.
 BY_ID = {"unmark", "claim", "still_due", "record", "unsent"}

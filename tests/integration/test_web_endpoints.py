@@ -11,10 +11,14 @@ from uuid import UUID
 
 import pytest
 
+from tests.certificates import self_signed
 from tests.instance import Instance, fields_of, instance
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+OWN_SECRET = "whsec_" + base64.b64encode(b"s" * 32).decode()
 
 
 @pytest.fixture
@@ -23,9 +27,6 @@ def relay(database: str) -> Iterator[Instance]:
     with instance(database) as made:
         made.workspace(max_endpoints=4)
         yield made
-
-
-OWN_SECRET = "whsec_" + base64.b64encode(b"s" * 32).decode()
 
 
 def test_created_as_asked(relay: Instance) -> None:
@@ -37,6 +38,8 @@ def test_created_as_asked(relay: Instance) -> None:
         "event_types": ["order.*", "a", "a"],
         "headers": {"X-Token": "tok-123", "X-Empty": ""},
         "signing": "standard",
+        "rate_per_second": 0.25,
+        "burst": 7,
         "max_in_flight": 3,
         "timeout_ms": 29_000,
         "retry": {"strategy": "fixed", "base_ms": 1000, "max_attempts": 2, "factor": None},
@@ -50,10 +53,132 @@ def test_created_as_asked(relay: Instance) -> None:
     assert read["url"] == "https://hooks.example.com/in%2F?a=b"
     assert read["event_types"] == ["order.*", "a"]
     assert read["headers"] == {"X-Token": "********", "X-Empty": "********"}
-    for name in ("description", "signing", "max_in_flight", "timeout_ms", "metadata", "enabled"):
+    for name in (
+        "description",
+        "signing",
+        "rate_per_second",
+        "burst",
+        "max_in_flight",
+        "timeout_ms",
+        "metadata",
+        "enabled",
+    ):
         assert read[name] == given[name]
     assert (read["retry"]["strategy"], read["retry"]["base_ms"], read["retry"]["max_attempts"]) == ("fixed", 1000, 2)
     assert read["disabled_at"] is not None
+
+
+def test_defaults(relay: Instance) -> None:
+    """B-30, B-50: what is not given, or given as null, is as documented; nothing was sent yet."""
+    key = relay.key()
+    nothing: dict[str, Any] = dict.fromkeys(
+        [
+            "transport",
+            "description",
+            "event_types",
+            "headers",
+            "secret",
+            "signing",
+            "client_certificate",
+            "burst",
+            "rate_per_second",
+            "max_in_flight",
+            "timeout_ms",
+            "retry",
+            "metadata",
+            "enabled",
+        ]
+    )
+    for made in (relay.endpoint(key), relay.endpoint(key, **nothing)):
+        assert made["secret"].startswith("whsec_")
+        for name in ("id", "url", "secret", "created_at", "updated_at"):
+            del made[name]
+        assert made == {
+            "kind": "endpoint",
+            "transport": "http",
+            "description": "",
+            "event_types": [],
+            "signing": "relay",
+            "headers": {},
+            "client_certificate": None,
+            "rate_per_second": 10.0,
+            "burst": 20,
+            "max_in_flight": None,
+            "timeout_ms": None,
+            "retry": {
+                "strategy": "exponential",
+                "max_attempts": 12,
+                "base_ms": 5000,
+                "max_ms": 21_600_000,
+                "factor": 3.0,
+                "jitter": 0.2,
+                "statuses": [],
+            },
+            "metadata": {},
+            "enabled": True,
+            "disabled_at": None,
+            "disabled_reason": None,
+            "previous_secret_expires_at": None,
+            "breaker": {"state": "closed", "failures": 0, "trips": 0, "open_until": None},
+            "held_until": None,
+            "last_success_at": None,
+            "last_failure_at": None,
+            "last_day": {"success": 0, "retryable_failure": 0, "permanent_failure": 0, "deferred": 0},
+        }
+
+
+def test_what_deliveries_leave_is_shown(relay: Instance) -> None:
+    """An endpoint shows its breaker, a hold that lasts, and the counts of the last day alone; so does the list."""
+    key = relay.key()
+    made = relay.endpoint(key)
+    relay.query(
+        "update relay.endpoints set breaker_state = 1, breaker_failures = 5, breaker_trips = 2, "
+        "breaker_open_until = '2030-01-01', held_until = now() + interval '1 minute'"
+    )
+    relay.query(
+        "insert into relay.endpoint_minutes values (%(id)s, now() - interval '25 h', 50, 0, 0, 0, '2026-01-01', null), "
+        "(%(id)s, now() - interval '2 h', 3, 1, 2, 4, null, '2026-01-02'), "
+        "(%(id)s, now(), 1, 1, 0, 0, '2026-01-03', null)".replace("%(id)s", f"'{made['id']}'")
+    )
+    read = relay.client.get(f"/v1/endpoints/{made['id']}", headers=key).get_json()
+    assert read["breaker"] == {"state": "open", "failures": 5, "trips": 2, "open_until": "2030-01-01T00:00:00.000000Z"}
+    assert read["held_until"] is not None
+    assert (read["last_success_at"][:10], read["last_failure_at"][:10]) == ("2026-01-03", "2026-01-02")
+    assert read["last_day"] == {"success": 4, "retryable_failure": 2, "permanent_failure": 2, "deferred": 4}
+    assert relay.client.get("/v1/endpoints", headers=key).get_json()["data"] == [read]
+    relay.query("update relay.endpoints set held_until = now() - interval '1 s'")
+    assert relay.client.get(f"/v1/endpoints/{made['id']}", headers=key).get_json()["held_until"] is None
+
+
+def test_chat_endpoints(relay: Instance) -> None:
+    """B-101: a chat endpoint has an address, and the platform's token for a secret: unsigned, and only ever replaced."""
+    key = relay.key()
+    token = "T0000/B0000/" + "x" * 24
+    made = relay.endpoint(key, transport="slack", url="slack://alerts", secret=token)
+    assert (made["url"], made["signing"], made["secret"]) == ("slack://alerts", "none", token)
+    path = f"/v1/endpoints/{made['id']}"
+    assert token not in relay.client.get(path, headers=key).text
+    for changes, faults in (
+        ({"url": "https://hooks.slack.com/x"}, {"url": "invalid_address"}),
+        ({"signing": "relay"}, {"signing": "not_signed"}),
+        ({"transport": "http"}, {"transport": "fixed"}),
+    ):
+        assert fields_of(relay.client.patch(path, json=changes, headers=key)) == faults
+    assert relay.client.patch(path, json={"url": "slack://ops", "signing": None}, headers=key).status_code == 200
+    assert fields_of(relay.client.post(f"{path}/rotate-secret", headers=key)) == {"secret": "required"}
+    rotated = relay.client.post(f"{path}/rotate-secret", json={"secret": token[:-1] + "y"}, headers=key)
+    assert rotated.get_json()["previous_secret_expires_at"] is None
+    assert relay.query("select url, signing, previous_secret from relay.endpoints") == [("slack://ops", "none", None)]
+
+
+def test_platforms_address_is_judged(database: str) -> None:
+    """B-82: for a chat transport the URL that is sent to is judged, which is the platform's."""
+    with instance(database, RELAY_SLACK_URL="http://10.0.0.1:9") as relay:
+        relay.workspace()
+        body = {"transport": "slack", "url": "slack://alerts", "secret": "T0000/B0000/" + "x" * 24}
+        answer = relay.client.post("/v1/endpoints", json=body, headers=relay.key())
+        assert fields_of(answer) == {"url": "scheme"}
+        assert "RELAY_SLACK_URL" in answer.text
 
 
 def test_secrets_are_sealed(relay: Instance) -> None:
@@ -120,7 +245,16 @@ def test_audited(relay: Instance) -> None:
         ({"headers": {"a b": "x"}}, {"headers": "invalid_header_name"}),
         ({"headers": {"X-A": 1}}, {"headers.X-A": "wrong_type"}),
         ({"secret": "whsec_short"}, {"secret": "invalid_secret"}),
-        ({"signing": "standard-ed25519"}, {"signing": "not_a_choice"}),
+        ({"headers": {"X-A": "1", "x-a": "2"}}, {"headers.x-a": "duplicate"}),
+        ({"headers": {"X-A": "********"}}, {"headers.X-A": "masked_value"}),
+        ({"signing": "nope"}, {"signing": "not_a_choice"}),
+        ({"signing": "standard-ed25519", "secret": OWN_SECRET}, {"secret": "invalid_secret"}),
+        ({"transport": "carrier-pigeon"}, {"transport": "not_a_choice"}),
+        ({"transport": "slack", "url": "slack://alerts"}, {"secret": "required"}),
+        (
+            {"transport": "telegram", "signing": "relay", "secret": "1:x"},
+            {"signing": "not_signed", "url": "invalid_address"},
+        ),
         ({"max_in_flight": 0}, {"max_in_flight": "out_of_range"}),
         ({"max_in_flight": 10_001}, {"max_in_flight": "out_of_range"}),
         ({"max_in_flight": "5"}, {"max_in_flight": "wrong_type"}),
@@ -133,12 +267,29 @@ def test_audited(relay: Instance) -> None:
         ({"metadata": {"a": "\0"}}, {"metadata.a": "invalid_text"}),
         ({"metadata": []}, {"metadata": "wrong_type"}),
         ({"enabled": 1}, {"enabled": "wrong_type"}),
-        ({"rate_per_second": 5}, {"rate_per_second": "unknown_field"}),
-        ({"client_certificate": {}, "burst": 1}, {"client_certificate": "unknown_field", "burst": "unknown_field"}),
+        ({"rate_per_second": 0}, {"rate_per_second": "out_of_range"}),
+        ({"rate_per_second": -1}, {"rate_per_second": "out_of_range"}),
+        ({"rate_per_second": 0.0009}, {"rate_per_second": "out_of_range"}),
+        ({"rate_per_second": 1e9}, {"rate_per_second": "out_of_range"}),
+        ({"rate_per_second": 10**299}, {"rate_per_second": "out_of_range"}),
+        ({"rate_per_second": "10"}, {"rate_per_second": "wrong_type"}),
+        ({"rate_per_second": True}, {"rate_per_second": "wrong_type"}),
+        ({"burst": 0}, {"burst": "out_of_range"}),
+        ({"burst": 1.5}, {"burst": "wrong_type"}),
+        ({"burst": 1_000_001}, {"burst": "out_of_range"}),
+        (
+            {"client_certificate": {}},
+            {"client_certificate.certificate": "required", "client_certificate.private_key": "required"},
+        ),
+        (
+            {"client_certificate": {"certificate": "x", "private_key": "********"}},
+            {"client_certificate.private_key": "masked_value"},
+        ),
+        ({"breaker": {}, "id": "x"}, {"breaker": "unknown_field", "id": "unknown_field"}),
     ],
 )
 def test_refusals(relay: Instance, fields: dict[str, Any], faults: dict[str, str]) -> None:
-    """B-80, B-85, C-30, C-35, C-36: each bad field is named by its path, with a code; nothing is stored."""
+    """B-80, B-85, C-19, C-30, C-35, C-36, C-64: each bad field is named by its path, with a code; nothing is stored."""
     answer = relay.client.post(
         "/v1/endpoints", json={"url": "https://hooks.example.com/", **fields}, headers=relay.key()
     )
@@ -197,14 +348,27 @@ def test_private_addresses_under_the_switch(database: str) -> None:
 
 
 def test_without_master_keys(database: str) -> None:
-    """B-94: a process without RELAY_MASTER_KEYS takes events, and answers 503 naming the setting to a new endpoint."""
+    """B-94: a process without RELAY_MASTER_KEYS seals nothing, 503 naming the setting; all the rest it does."""
+    with instance(database) as other:
+        other.workspace()
+        endpoint_id = other.endpoint(other.key())["id"]
     with instance(database, RELAY_MASTER_KEYS="") as relay:
-        relay.workspace()
         key = relay.key()
-        answer = relay.client.post("/v1/endpoints", json={"url": "https://a.example.com/"}, headers=key)
-        assert answer.status_code == 503
-        assert "RELAY_MASTER_KEYS" in answer.get_json()["detail"]
+        path = f"/v1/endpoints/{endpoint_id}"
+        certificate, private_key = self_signed()
+        pair = {"certificate": certificate, "private_key": private_key}
+        for answer in (
+            relay.client.post("/v1/endpoints", json={"url": "https://a.example.com/"}, headers=key),
+            relay.client.post(f"{path}/rotate-secret", headers=key),
+            relay.client.patch(path, json={"headers": {"X-A": "1"}}, headers=key),
+            relay.client.patch(path, json={"client_certificate": pair}, headers=key),
+        ):
+            assert (answer.status_code, answer.get_json()["code"]) == (503, "no_master_keys")
+            assert "RELAY_MASTER_KEYS" in answer.get_json()["detail"]
+        changed = relay.client.patch(path, json={"burst": 3, "headers": {}}, headers=key)
+        assert (changed.status_code, changed.get_json()["burst"]) == (200, 3)
         assert relay.event(key, b'{"type":"a"}').status_code == 202
+        assert relay.client.delete(path, headers=key).status_code == 204
 
 
 def test_limit_holds_against_simultaneous_creates(relay: Instance) -> None:

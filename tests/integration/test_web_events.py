@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -132,8 +133,13 @@ def test_header_wins_and_any_bytes_go(relay: Instance) -> None:
         ),
         (b"{}", {"Content_Type": "json", "Relay_Event_Type": "x"}, 415, "invalid_content_type", None),
         (b"{}", {"Content_Encoding": "gzip", "Relay_Event_Type": "x"}, 415, "unsupported_encoding", None),
-        (b'{"type":"x"}', {"Idempotency_Key": "k"}, 400, "invalid_request", "Idempotency-Key"),
-        (b'{"type":"x"}', {"Relay_Expires_In": "5"}, 400, "invalid_request", "Relay-Expires-In"),
+        (b'{"type":"x"}', {"Idempotency_Key": ""}, 400, "invalid_request", "Idempotency-Key"),
+        (b'{"type":"x"}', {"Idempotency_Key": "a b"}, 400, "invalid_request", "Idempotency-Key"),
+        (b'{"type":"x"}', {"Idempotency_Key": "k" * 256}, 400, "invalid_request", "Idempotency-Key"),
+        (b'{"type":"x"}', {"Idempotency_Key": "\xe9"}, 400, "invalid_request", "Idempotency-Key"),
+        (b'{"type":"x"}', {"Relay_Expires_In": "0.9"}, 400, "invalid_request", "Relay-Expires-In"),
+        (b'{"type":"x"}', {"Relay_Expires_In": "1e3"}, 400, "invalid_request", "Relay-Expires-In"),
+        (b'{"type":"x"}', {"Relay_Expires_In": "2592001"}, 400, "invalid_request", "Relay-Expires-In"),
         (b'{"type":"x","v":"' + b"x" * 2000 + b'"}', {}, 413, "payload_too_large", None),
     ],
 )
@@ -271,19 +277,22 @@ def test_a_batch_answers_in_order(relay: Instance) -> None:
     ]
     with relay.api.hot.connect() as connection:
         stored = events.ingest(connection, batch)
-    assert [one.id for one in stored] == [event.id for event in batch]
-    to = [[str(delivery.endpoint_id) for delivery in one.deliveries] for one in stored]
+    answers = [json.loads(answer or b"") for answer in stored]
+    assert [one["id"] for one in answers] == [str(event.id) for event in batch]
+    to = [[delivery["endpoint_id"] for delivery in one["deliveries"]] for one in answers]
     assert to == [[mine_endpoint], [other_endpoint], [], [mine_endpoint], []]
 
 
 def test_fan_out_walks_the_workspaces_index(relay: Instance) -> None:
     """The plan finds a workspace's endpoints by its index, however small the tables are."""
     with relay.api.hot.connect() as connection:
-        parameters = [[value] for value in (new_id(), new_id(), "a", "t", b"p", None, None, "a *", True)]
-        plan = run(connection, b"explain " + events._INGEST.as_bytes(), parameters).fetchall()  # type: ignore[arg-type]
-    text = "\n".join(row[0] for row in plan)
-    assert "Index Scan using endpoints_by_workspace" in text, text
-    assert "Seq Scan" not in text, text
+        values = (new_id(), new_id(), "a", "t", b"p", None, None, 5.0, "a *", True)
+        for statement, more in ((events._INGEST, ()), (events._INGEST_KEYED, ("key", b"fingerprint"))):
+            parameters = [[value] for value in (*values, *more)]
+            plan = run(connection, b"explain " + statement.as_bytes(), parameters).fetchall()  # type: ignore[arg-type]
+            text = "\n".join(row[0] for row in plan)
+            assert "Index Scan using endpoints_by_workspace" in text, text
+            assert "Seq Scan" not in text, text
 
 
 def test_simultaneous_events(relay: Instance) -> None:

@@ -32,7 +32,7 @@ OTHER = base64.urlsafe_b64encode(bytes(range(224, 256))).decode().rstrip("=")
 SECRETS = {
     "DATABASE_URL": "postgresql://relay:s3cr3t-a@db/relay",
     "RELAY_BROKER_URL": "redis://:s3cr3t-b@redis:6379/0",
-    "RELAY_ADMIN_KEY": "s3cr3t-c",
+    "RELAY_ADMIN_KEY": "s3cr3t-c-sixteen-at-least",
     "RELAY_MASTER_KEYS": f"a:{KEY}",
     "RELAY_FLOWER_AUTH": "flower:s3cr3t-d",
     "RELAY_TESTKIT_SECRET": "whsec_s3cr3t-e",
@@ -148,10 +148,10 @@ def test_a_file_that_is_not_there_is_no_fault(tmp_path: Path) -> None:
 def test_a_file_is_taken_as_it_stands(tmp_path: Path) -> None:
     """A byte order mark is skipped, and nothing in a value is replaced."""
     dotenv = tmp_path / ".env"
-    dotenv.write_bytes(b"\xef\xbb\xbfRELAY_ADMIN_KEY='a${HOME}b'\r\nRELAY_DB_POOL=6\r\n")
+    dotenv.write_bytes(b"\xef\xbb\xbfRELAY_ADMIN_KEY='a${HOME}b-sixteen'\r\nRELAY_DB_POOL=6\r\n")
     settings = load_settings({}, dotenv=dotenv)
 
-    assert require(settings.admin_key, "RELAY_ADMIN_KEY") == "a${HOME}b"
+    assert require(settings.admin_key, "RELAY_ADMIN_KEY") == "a${HOME}b-sixteen"
     assert settings.db_pool == 6
 
 

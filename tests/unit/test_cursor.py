@@ -25,6 +25,16 @@ def test_round_trip(naive: datetime, row_id: UUID) -> None:
     assert cursor.decode(text, of="endpoints:w", key=KEY) == (at, row_id)
 
 
+def test_two_ids() -> None:
+    """A list whose rows stand within other rows has both ids in its cursor, and no list takes the other kind."""
+    other = UUID("01890a5d-ac96-774b-bcce-b302099a8058")
+    text = cursor.encode(AT, ID, other, of="x", key=KEY)
+    assert cursor.decode(text, of="x", key=KEY, ids=2) == (AT, ID, other)
+    for given, ids in ((text, 1), (cursor.encode(AT, ID, of="x", key=KEY), 2)):
+        with pytest.raises(InvalidInput):
+            cursor.decode(given, of="x", key=KEY, ids=ids)
+
+
 @pytest.mark.parametrize(("of", "key"), [("keys:w", KEY), ("endpoints:v", KEY), ("endpoints:w", b"x" * 32)])
 def test_another_list_or_key_refuses_it(of: str, key: bytes) -> None:
     """A cursor of another list, workspace or installation is refused."""

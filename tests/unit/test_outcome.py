@@ -52,6 +52,22 @@ def test_success_makes_no_new_value() -> None:
     assert verdict(status=200) is verdict(status=204)
 
 
+@pytest.mark.parametrize(
+    ("status", "asked_s", "waits"), [(429, 2.5, 2.5), (503, 9_999.0, 3_600.0), (429, 0.0, 0.0), (500, 2.5, None)]
+)
+def test_a_platforms_own_wait_counts_in_the_headers_place(status: int, asked_s: float, waits: float | None) -> None:
+    """B-102: what a chat platform asks for in its body counts as Retry-After does, with its fractions, cut the same."""
+    outcome = judge(
+        Observation(status=status, headers=asking("60")),
+        retry_statuses=frozenset(),
+        now=0.0,
+        retry_after_max_s=3_600.0,
+        asked_s=asked_s,
+    )
+
+    assert (outcome.cls, outcome.retry_after_s) == (RETRYABLE, waits)
+
+
 @pytest.mark.parametrize("status", range(300, 400))
 def test_every_3xx_is_permanent(status: int) -> None:
     """B-40: redirects are an answer, never followed, and say so."""

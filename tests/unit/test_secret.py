@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.core.errors import InvalidInput
+from relay.core.model import Signing
 from relay.core.secret import MAX_BYTES, MIN_BYTES, RANDOM_BYTES, Secret, check_secret, new_secret
 
 TEXT = "whsec_bWFya2VyLW1hcmtlci1tYXJrZXItbWFya2Vy"
@@ -120,5 +121,41 @@ def test_other_forms_are_refused_without_being_shown(text: object) -> None:
     """Anything but whsec_ and canonical base64 of the right size is refused, and not repeated in the error."""
     with pytest.raises(InvalidInput) as refused:
         check_secret(text, "secret")
+    assert (refused.value.field, refused.value.code) == ("secret", "invalid_secret")
+    assert not (isinstance(text, str) and len(text) > 10 and text in str(refused.value))
+
+
+@given(st.binary(min_size=RANDOM_BYTES, max_size=RANDOM_BYTES))
+def test_a_new_key_pair_is_one_that_a_caller_could_give(random: bytes) -> None:
+    """A made ed25519 secret is whsk_ and the base64 of the seed and its public key (B-92)."""
+    secret = new_secret(random, Signing.STANDARD_ED25519)
+    assert check_secret(secret.reveal(), signing=Signing.STANDARD_ED25519) == secret
+    pair = base64.b64decode(secret.reveal().removeprefix("whsk_"))
+    assert (pair[:32], len(pair)) == (random, 64)
+
+
+PAIR = new_secret(b"k" * 32, Signing.STANDARD_ED25519).reveal()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "whsk_",
+        TEXT,
+        PAIR.removeprefix("whsk_"),
+        "whsec_" + PAIR.removeprefix("whsk_"),
+        PAIR.rstrip("="),
+        PAIR + "\n",
+        # The seed alone, and another one's public half.
+        "whsk_" + base64.b64encode(b"k" * 32).decode(),
+        "whsk_" + base64.b64encode(b"j" * 32 + base64.b64decode(PAIR.removeprefix("whsk_"))[32:]).decode(),
+        None,
+        7,
+    ],
+)
+def test_other_forms_of_key_pairs_are_refused_without_being_shown(text: object) -> None:
+    """Anything but whsk_ and the canonical base64 of a seed and its own public key is refused, and not repeated."""
+    with pytest.raises(InvalidInput) as refused:
+        check_secret(text, "secret", Signing.STANDARD_ED25519)
     assert (refused.value.field, refused.value.code) == ("secret", "invalid_secret")
     assert not (isinstance(text, str) and len(text) > 10 and text in str(refused.value))

@@ -1,0 +1,115 @@
+"""Sending many deliveries again by filter: a job that workers carry out, with its progress."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from flask import Blueprint, Response
+
+from relay.core.filters import parse_delivery_filter
+from relay.core.model import Scope, Status
+from relay.store import replays
+from relay.web import models
+from relay.web.auth import request_id
+from relay.web.endpoint_life import optional_object, read_nothing
+from relay.web.parts import new_id, path_id
+from relay.web.problems import Problem, unknown
+from relay.web.render import json_response, optional_time, time_text
+
+if TYPE_CHECKING:
+    from relay.store.replays import Replay
+    from relay.web.auth import Caller, Gate
+    from relay.web.parts import Api
+
+#: What a replay by filter can ask for; dead ones where it does not say.
+_STATUSES: Final = (Status.DEAD, Status.CANCELED, Status.DELIVERED)
+
+
+class ReplayEndpoint(models.Request):
+    """POST /v1/endpoints/{id}/replay. What the texts must be is the filter's to say."""
+
+    status: str | None = None
+    event_type: str | None = None
+    reason: str | None = None
+    since: str | None = None
+    until: str | None = None
+    #: Of no effect: `status` says it, where delivered ones are meant.
+    force: bool = False
+
+
+def routes(api: Api, gate: Gate) -> Blueprint:
+    """Make the routes of replays by filter."""
+    blueprint = Blueprint("replays", __name__)
+
+    @blueprint.post("/v1/endpoints/<endpoint_id>/replay")
+    @gate.scoped(Scope.WRITE)
+    def replay_endpoint(caller: Caller, endpoint_id: str) -> Response:
+        """Send an endpoint's deliveries again by filter, as a job; 202 with it. One at a time an endpoint."""
+        asked = models.parse(ReplayEndpoint, optional_object())
+        wanted = parse_delivery_filter(asked.model_dump(), statuses=_STATUSES, default=Status.DEAD)
+        known = path_id(endpoint_id)
+        if known is None:
+            raise unknown("endpoint")
+        by = replays.By(workspace_id=caller.workspace.id, actor=caller.actor, request_id=request_id())
+        try:
+            with api.engine.begin() as connection:
+                made = replays.create(connection, by, replay_id=new_id(), endpoint_id=known, wanted=wanted)
+        except replays.EndpointDeleted:
+            raise Problem(409, "endpoint_deleted", "The endpoint is deleted: nothing can be sent to it.") from None
+        except replays.Unfinished as other:
+            raise Problem(
+                409,
+                "replay_unfinished",
+                "A replay of this endpoint is under way: wait until it is done, or cancel it.",
+                members={"replay_id": str(other.replay_id)},
+            ) from None
+        if made is None:
+            raise unknown("endpoint")
+        response = json_response(_rendered(made), 202)
+        response.headers["Location"] = f"/v1/replays/{made.id}"
+        return response
+
+    @blueprint.get("/v1/replays/<replay_id>")
+    @gate.scoped(Scope.READ)
+    def get_replay(caller: Caller, replay_id: str) -> Response:
+        """Read how far a replay is."""
+        wanted = path_id(replay_id)
+        with api.engine.connect() as connection:
+            found = wanted and replays.get(connection, workspace_id=caller.workspace.id, replay_id=wanted)
+        if not found:
+            raise unknown("replay")
+        return json_response(_rendered(found))
+
+    @blueprint.post("/v1/replays/<replay_id>/cancel")
+    @gate.scoped(Scope.WRITE)
+    def cancel_replay(caller: Caller, replay_id: str) -> Response:
+        """Stop a replay; 200 with it, also where it was canceled before. What it has sent again stays so."""
+        read_nothing()
+        wanted = path_id(replay_id)
+        by = replays.By(workspace_id=caller.workspace.id, actor=caller.actor, request_id=request_id())
+        with api.engine.begin() as connection:
+            after = wanted and replays.cancel(connection, by, replay_id=wanted)
+        if not after:
+            raise unknown("replay")
+        if after.state != replays.CANCELED:
+            raise Problem(409, "replay_finished", f"The replay is {after.state} already: there is nothing to stop.")
+        return json_response(_rendered(after))
+
+    return blueprint
+
+
+def _rendered(replay: Replay) -> dict[str, object]:
+    filters = dict.fromkeys(("status", "event_type", "reason"), None) | replay.wanted.to_json()
+    return {
+        "id": str(replay.id),
+        "endpoint_id": str(replay.endpoint_id),
+        "state": replay.state,
+        **filters,
+        "since": optional_time(replay.wanted.made.since),
+        "until": optional_time(replay.wanted.made.until),
+        "matched": replay.matched,
+        "replayed": replay.replayed,
+        "skipped": replay.skipped,
+        "created_at": time_text(replay.created_at),
+        "finished_at": optional_time(replay.finished_at),
+    }
