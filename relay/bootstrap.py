@@ -8,7 +8,7 @@ import socket
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from uuid import UUID, uuid4
 
 import sqlalchemy as sa
@@ -31,6 +31,8 @@ from relay.delivery.recorder import Recorder
 from relay.outbox.publisher import Publisher
 from relay.outbox.stream import Stream, connect
 from relay.process.heart import Heart
+from relay.process.metrics_api import ApiFigures
+from relay.process.metrics_queue import QueueGauges
 from relay.process.prompt import Prompt
 from relay.process.vitals import Vitals
 from relay.store import destinations as destination_rows
@@ -45,6 +47,7 @@ from relay.sweeps.retention import Retention, Windows
 from relay.sweeps.runner import Sweep, run_sweep
 from relay.sweeps.stream_upkeep import StreamUpkeep
 from relay.sweeps.wake import Sleepers, Wake
+from relay.tracing import Tracing, make_tracing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -77,6 +80,8 @@ class Api:
     url_policy: UrlPolicy
     address_policy: AddressPolicy
     heart: Heart
+    figures: ApiFigures
+    tracing: Tracing | None = None
     process_id: UUID = field(default_factory=uuid4)
 
 
@@ -105,8 +110,11 @@ def await_schema(settings: Settings) -> None:
         time.sleep(AWAIT_SECS)
 
 
-def make_api(settings: Settings) -> Api:
-    """Wire the API. Connects to nothing yet: it must start while the database is away, and answer 503."""
+def make_api(settings: Settings, figures: ApiFigures | None = None) -> Api:
+    """Wire the API. Connects to nothing yet: it must start while the database is away, and answer 503.
+
+    `figures` are this process's among those of several.
+    """
     _arm(settings)
     url = require(settings.database_url, "DATABASE_URL")
     # What is not ingest: three at least, as notes of keys' last use may hold one for as long as a lock is waited for.
@@ -116,19 +124,30 @@ def make_api(settings: Settings) -> Api:
     grouped = 2 if rest >= 4 else 0
     engine = make_engine(url, name="api", size=admin, patience_secs=API_PATIENCE_SECS)
     process_id = uuid4()
+    hot = make_hot_engine(
+        url, name="api ingest", size=rest - grouped, try_first=True, patience_secs=INGEST_PATIENCE_SECS
+    )
+    pools = {"main": engine, "hot": hot}
+    if grouped:
+        pools["grouped"] = make_hot_engine(url, name="api ingest", size=grouped, patience_secs=INGEST_PATIENCE_SECS)
+    figures = figures or ApiFigures()
+    figures.watch_pools(pools)
+
+    def pulse(_: sa.Connection) -> Mapping[str, object]:
+        figures.note_pools()
+        return _master_keys(settings)
+
     return Api(
         settings=settings,
         engine=engine,
-        hot=make_hot_engine(
-            url, name="api ingest", size=rest - grouped, try_first=True, patience_secs=INGEST_PATIENCE_SECS
-        ),
-        grouped=make_hot_engine(url, name="api ingest", size=grouped, patience_secs=INGEST_PATIENCE_SECS)
-        if grouped
-        else None,
+        hot=hot,
+        grouped=pools.get("grouped"),
         vault=make_vault(settings),
         url_policy=make_url_policy(settings),
         address_policy=make_address_policy(settings),
-        heart=Heart(engine, role="api", process_id=process_id, pulse=lambda _: _master_keys(settings)),
+        heart=Heart(engine, role="api", process_id=process_id, pulse=pulse),
+        figures=figures,
+        tracing=_tracing(settings, "api"),
         process_id=process_id,
     )
 
@@ -139,8 +158,15 @@ class PublisherParts:
 
     publisher: Publisher
     engine: sa.Engine
+    hot: sa.Engine
     heart: Heart
     vitals: Vitals
+    gauges: QueueGauges
+
+    def refresh_metrics(self) -> None:
+        """Bring counters and gauges up to date for a scrape."""
+        metrics.ANNOUNCED.inc(self.publisher.announced - metrics.value_of(metrics.ANNOUNCED))
+        _note_pools({"main": self.engine, "hot": self.hot})
 
 
 def make_publisher(settings: Settings) -> PublisherParts:
@@ -151,7 +177,10 @@ def make_publisher(settings: Settings) -> PublisherParts:
     _check(engine)
     client = connect(require(settings.broker_url, "RELAY_BROKER_URL"))
     stream = Stream(client, prefix=settings.prefix, consumer=_consumer_name())
-    publisher = Publisher(make_hot_engine(url, name="publisher", size=2, may_forget=True), stream)
+    hot = make_hot_engine(url, name="publisher", size=2, may_forget=True)
+    publisher = Publisher(hot, stream, tracing=_tracing(settings, "publisher"))
+    # A client of its own: a look must not hold up the publisher's connection.
+    watched = Stream(connect(require(settings.broker_url, "RELAY_BROKER_URL")), prefix=settings.prefix, consumer="-")
 
     def pulse(_: sa.Connection) -> Mapping[str, object]:
         return {"leading": publisher.leading, "looked_secs": round(publisher.looked_secs, 1)}
@@ -161,6 +190,8 @@ def make_publisher(settings: Settings) -> PublisherParts:
         engine=engine,
         heart=Heart(engine, role="publisher", process_id=uuid4(), pulse=pulse),
         vitals=Vitals(threads=("relay-heart",)),
+        hot=hot,
+        gauges=QueueGauges(engine, watched, leading=lambda: publisher.leading),
     )
 
 
@@ -220,7 +251,9 @@ class Worker:
     def refresh_metrics(self) -> None:
         """Bring the gauges up to date for a scrape."""
         metrics.IN_FLIGHT.set(self.sender.in_flight)
+        metrics.IN_FLIGHT_LIMIT.set(self.settings.max_in_flight)
         metrics.UNRECORDED.set(self.recorder.waiting)
+        _note_pools({"main": self.engine, "hot": self.hot})
 
 
 def make_worker(settings: Settings) -> Worker:
@@ -244,6 +277,7 @@ def make_worker(settings: Settings) -> Worker:
         max_cooldown_s=settings.breaker_max_cooldown_secs,
     )
     gate = Gate(slots=slots, breaker_policy=breaker_policy, max_payload_bytes=settings.max_payload_bytes, worker=name)
+    tracing = _tracing(settings, "worker")
     wake = Wake(hot=hot)
     replay = Replay(engine=engine, max_replays=settings.max_replays)
     replayer = Prompt(lambda: run_sweep(engine, replay) is not None, name="relay-replayer", wanted=replay.is_wanted)
@@ -258,6 +292,7 @@ def make_worker(settings: Settings) -> Worker:
         ),
         retry_after_max_secs=settings.retry_after_max_secs,
         worker=name,
+        tracing=tracing,
     )
     address_policy = make_address_policy(settings)
     sender = Engine(
@@ -284,6 +319,7 @@ def make_worker(settings: Settings) -> Worker:
             longest_timeout_ms=settings.longest_timeout_ms,
         ),
         gate=gate,
+        tracing=tracing,
         sender=sender,
         recorder=recorder,
         room=room,
@@ -433,6 +469,16 @@ def _check_lease(connection: sa.Connection, settings: Settings) -> None:
 def _master_keys(settings: Settings) -> dict[str, object]:
     """The master keys that a process holds, by id and fingerprint, the sealing one first: for `relay keys rotate`."""
     return {"master_keys": [[key.id, key.fingerprint] for key in settings.master_keys]}
+
+
+def _tracing(settings: Settings, role: str) -> Tracing | None:
+    return make_tracing(role) if settings.tracing else None
+
+
+def _note_pools(engines: Mapping[str, sa.Engine]) -> None:
+    pools = {name: cast("sa.QueuePool", engine.pool) for name, engine in engines.items()}
+    metrics.POOLS.in_use = {name: pool.checkedout() for name, pool in pools.items()}
+    metrics.POOLS.limits = {name: pool.size() for name, pool in pools.items()}
 
 
 def _consumer_name() -> str:

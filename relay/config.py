@@ -88,7 +88,8 @@ class Settings(BaseSettings):
     )
     broker_url: Annotated[SecretStr, BeforeValidator(read.broker_url)] | None = _setting(
         None,
-        "Redis, for the stream and as Celery's broker: redis://, rediss:// or unix://.",
+        "Redis, for the stream and as Celery's broker: redis://, rediss://, unix://, or "
+        "sentinel://host:port,host:port/0?master=name.",
         says="embedded under `relay up`",
     )
     bind: BindText = _setting("127.0.0.1:8080", "Where the API listens: host:port.")
@@ -221,6 +222,11 @@ class Settings(BaseSettings):
     )
     log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(read.lowered)] = (
         _setting("info", "The least that is logged: debug, info, warning, error or critical.")
+    )
+    tracing: bool = _setting(
+        "false",
+        "Whether events are traced with OpenTelemetry, and receivers told (traceparent). Needs the extra `otel`; its own "
+        "OTEL_* variables say where the spans go.",
     )
     testkit_bind: BindText = _setting("127.0.0.1:9099", "Where the test receiver listens: host:port.")
     testkit_secret: SecretStr | None = _setting(None, "The secret with which the test receiver verifies signatures.")

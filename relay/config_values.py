@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretBytes
 
+from relay.core.broker_url import is_sentinel, read_sentinels
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -124,8 +126,12 @@ def database_url(value: object) -> object:
 
 
 def broker_url(value: object) -> object:
-    if isinstance(value, str) and not re.match(r"(rediss?|unix)://.", value):
-        raise ValueError("must be a URL that begins with redis://, rediss:// or unix://")
+    if not isinstance(value, str):
+        return value
+    if is_sentinel(value):
+        read_sentinels(value)
+    elif not re.match(r"(rediss?|unix)://.", value):
+        raise ValueError("must be a URL that begins with redis://, rediss://, unix:// or sentinel://")
     return value
 
 

@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds that the action `sleep` takes.
 SLEEP_SECS = 5.0
+#: Seconds within which the action `stop` has stopped the whole process.
+STOP_SECS = 0.2
 
 _armed: dict[str, str] = {}
 
@@ -41,6 +43,8 @@ def hit(name: str, of: str | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
+        # The kernel stops the threads one after the other: without this one the caller would run on for a moment.
+        time.sleep(STOP_SECS)
     elif action == "sleep":
         time.sleep(SLEEP_SECS)
     else:

@@ -51,6 +51,14 @@ def database(databases: Databases) -> Iterator[str]:
     databases.give_back(url)
 
 
+@pytest.fixture(scope="module")
+def still_database(databases: Databases) -> Iterator[str]:
+    """The URL of a migrated database that a module's tests share: for those that leave it as they found it."""
+    url = databases.take()
+    yield url
+    databases.give_back(url)
+
+
 @pytest.fixture
 def bare_database(databases: Databases) -> Iterator[str]:
     """The URL of a database that nothing was done to yet."""

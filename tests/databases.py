@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import sqlalchemy as sa
@@ -31,7 +31,7 @@ _END_SECS = 10.0
 _WATCH = """
 create schema tests;
 create table tests.changes (tag text);
-create function tests.note_change() returns event_trigger language plpgsql as $$
+create function tests.note_change() returns event_trigger language plpgsql security definer as $$
 begin
     insert into tests.changes values (tg_tag);
 end
@@ -63,9 +63,9 @@ class Databases:
         self._url = sa.make_url(url)
         self._admin = psycopg.connect(url, autocommit=True)
         self._numbers = itertools.count(1)
-        self._spare: str | None = None
+        self._spare: list[str] = []
         #: What each table that is not empty from the start holds.
-        self._seeds: dict[str, list[object]] = {}
+        self._seeds: dict[str, list[tuple[Any, ...]]] = {}
 
     def close(self) -> None:
         """Leave the server; what was made stays."""
@@ -79,12 +79,12 @@ class Databases:
 
     def take(self) -> str:
         """Return the URL of an empty, migrated database that nobody else has."""
-        name, self._spare = self._spare, None
-        if name is None:
-            if not self._seeds:
-                self._make_template()
-            name = self._name()
-            self._run("create database {} template {} strategy file_copy", name, _TEMPLATE)
+        if self._spare:
+            return self._url_of(self._spare.pop())
+        if not self._seeds:
+            self._make_template()
+        name = self._name()
+        self._run("create database {} template {} strategy file_copy", name, _TEMPLATE)
         return self._url_of(name)
 
     def give_back(self, url: str) -> None:
@@ -98,8 +98,8 @@ class Databases:
             # What was left running connects again and again.
             self.drop(url)
             return
-        if self._spare is None and self._emptied(name):
-            self._spare = name
+        if self._emptied(name):
+            self._spare.append(name)
         else:
             self.drop(self._url_of(name))
 
@@ -148,7 +148,7 @@ class Databases:
         return self._url.set(database=name).render_as_string(hide_password=False)
 
 
-def _contents(connection: psycopg.Connection, tables: Iterable[str]) -> dict[str, list[object]]:
+def _contents(connection: psycopg.Connection, tables: Iterable[str]) -> dict[str, list[tuple[Any, ...]]]:
     """All rows of tables as text, in order."""
     query = "select t::text from relay.{} t order by 1"
     return {table: connection.execute(sql.SQL(query).format(sql.Identifier(table))).fetchall() for table in tables}

@@ -39,6 +39,7 @@ from relay.store.ids import new_id
 from relay.sweeps.stream_upkeep import StreamUpkeep
 from relay.testkit.receiver import Receiver
 from relay.web.app import create_app
+from tests.places import new_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -387,7 +388,7 @@ def freeze_end(server: RedisServer | PostgresServer) -> None:
 
 
 def _base(kind: str) -> Path:
-    base = make_base(Path(tempfile.mkdtemp(prefix="relay-tests-")))
+    base = make_base(new_place())
     write_state(base / f"{kind}.json", {"port": quiet_port()})
     return base
 

@@ -54,4 +54,7 @@ alter table relay.workspaces add event_types_version integer not null default 0;
 -- When the next row that a replay takes may be due: its rows come back one after the other, at the endpoint's rate.
 alter table relay.replays add paced_until timestamptz;
 
+-- The context of the trace that an event belongs to (W3C); null unless RELAY_TRACING is on.
+alter table relay.events add traceparent text;
+
 update relay.schema_info set version = 2;

@@ -12,10 +12,11 @@ import threading
 import time
 from contextlib import contextmanager
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from relay import bootstrap, logs
 from relay.core.errors import ConfigurationError
+from relay.process.metrics_api import ApiFigures, shared
 from relay.web.app import create_app
 from relay.web.front import CONNECTIONS, Front
 
@@ -59,14 +60,15 @@ def serve(settings: Settings) -> int:
         return _Processes(settings, address, port).run()
 
 
-def _serve_here(settings: Settings, address: str, port: int) -> int:
-    api = bootstrap.make_api(settings)
+def _serve_here(settings: Settings, address: str, port: int, figures: ApiFigures | None = None) -> int:
+    api = bootstrap.make_api(settings, figures)
     front = Front(
         create_app(api),
         _listen(address, port),
         threads=settings.api_threads,
         grace_secs=settings.shutdown_grace_secs,
         connections=_room_for_connections(),
+        on_refusal=api.figures.answered,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: front.stop())
@@ -103,17 +105,19 @@ class _Processes:
 
     def __init__(self, settings: Settings, address: str, port: int) -> None:
         self._settings = settings
-        self._arguments = (settings, address, port)
+        self._memory = shared(settings.api_processes)
+        self._arguments = (settings, address, port, self._memory)
         self._grace_secs = settings.shutdown_grace_secs + _MARGIN_SECS
-        self._live: dict[SpawnProcess, float] = {}
+        #: When each started, and its row of the figures.
+        self._live: dict[SpawnProcess, tuple[float, int]] = {}
         self._stopping = False
         self._failed = 0
 
     def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
-        for _ in range(self._settings.api_processes):
-            self._start()
+        for row in range(self._settings.api_processes):
+            self._start(row)
         code = 0
         while self._live and not self._stopping:
             wait([process.sentinel for process in self._live])
@@ -127,16 +131,16 @@ class _Processes:
             code = code or (1 if process.exitcode else 0)
         return code
 
-    def _start(self) -> None:
-        process = multiprocessing.get_context("spawn").Process(target=_child, args=self._arguments)
+    def _start(self, row: int) -> None:
+        process = multiprocessing.get_context("spawn").Process(target=_child, args=(*self._arguments, row))
         process.start()
-        self._live[process] = time.monotonic()
+        self._live[process] = (time.monotonic(), row)
         if self._stopping:
             process.terminate()
 
     def _replace(self) -> int:
         """Start a process for each that died; return 1, having ended all, where that has no prospect."""
-        for process, since in list(self._live.items()):
+        for process, (since, row) in list(self._live.items()):
             if process.is_alive() or self._stopping:
                 continue
             del self._live[process]
@@ -146,7 +150,7 @@ class _Processes:
                 self._stop()
                 return 1
             time.sleep(_RESPAWN_SECS)
-            self._start()
+            self._start(row)
         return 0
 
     def _stop(self, *_: object) -> None:
@@ -155,7 +159,7 @@ class _Processes:
             process.terminate()
 
 
-def _child(settings: Settings, address: str, port: int) -> None:
+def _child(settings: Settings, address: str, port: int, memory: Any, row: int) -> None:
     """Serve in a process of its own, until it is told to stop or has no parent any more."""
     logs.configure("api", level=settings.log_level, style=settings.log_format)
     parent = multiprocessing.parent_process()
@@ -167,7 +171,7 @@ def _child(settings: Settings, address: str, port: int) -> None:
             signal.raise_signal(signal.SIGTERM)
 
         threading.Thread(target=follow, name="relay-parent", daemon=True).start()
-    raise SystemExit(_serve_here(settings, address, port))
+    raise SystemExit(_serve_here(settings, address, port, ApiFigures(memory, row)))
 
 
 @contextmanager

@@ -45,18 +45,17 @@ def run_publisher(settings: Settings) -> int:
         signal.signal(number, on_signal)
     bootstrap.await_schema(settings)
     parts = bootstrap.make_publisher(settings)
-
-    def count() -> None:
-        metrics.ANNOUNCED.inc(parts.publisher.announced - metrics.value_of(metrics.ANNOUNCED))
-
-    health = HealthServer(settings.metrics_bind, before_scrape=count, dead=parts.vitals.dead)
+    metrics.REGISTRY.register(parts.gauges)
+    health = HealthServer(settings.metrics_bind, before_scrape=parts.refresh_metrics, dead=parts.vitals.dead)
     health.start()
+    parts.gauges.start()
     parts.heart.start()
     parts.vitals.watch()
     log.info("publisher started", extra={"health": f"http://{settings.metrics_bind}/healthz"})
     quieten_collector()
     parts.publisher.run(stop)
     parts.vitals.leave()
+    parts.gauges.stop()
     parts.heart.stop()
     health.stop()
     return 0
@@ -105,15 +104,28 @@ def run_flower(settings: Settings) -> None:
     """Become Flower. Its login travels in the environment, not on the command line, where `ps` would show it."""
     if settings.flower_auth is None:
         raise ConfigurationError("RELAY_FLOWER_AUTH is not set (user:password): Flower is not run open to everybody")
-    environment = os.environ | {
+    # No setting of Flower's own: FLOWER_UNAUTHENTICATED_API=true and others open what is closed here.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FLOWER_")}
+    environment = kept | {
         "FLOWER_BASIC_AUTH": settings.flower_auth.get_secret_value(),
         "FLOWER_ADDRESS": settings.flower_bind.host,
         "FLOWER_PORT": str(settings.flower_bind.port),
         "FLOWER_INSPECT_TIMEOUT": "2000",
         # Workers send them anyway; asking every worker each 5 s would cost as much as all that Flower does when idle.
         "FLOWER_ENABLE_EVENTS": "false",
+        # The console shows no buttons for the routes that relay/tasks/console.py takes away.
+        "FLOWER_READ_ONLY": "true",
     }
-    argv = [sys.executable, "-m", "celery", "-A", "relay.tasks.inspected", "--quiet", "flower", "--loglevel=warning"]
+    argv = [
+        sys.executable,
+        "-m",
+        "relay.tasks.console",
+        "-A",
+        "relay.tasks.inspected",
+        "--quiet",
+        "flower",
+        "--loglevel=warning",
+    ]
     os.execve(sys.executable, argv, environment)  # noqa: S606 - no shell, our own arguments
 
 

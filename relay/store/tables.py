@@ -187,6 +187,7 @@ events = sa.Table(
     Column("api_key_id", UUID(as_uuid=True)),
     Column("request_id", sa.Text),
     Column("idempotency_key", sa.Text),
+    Column("traceparent", sa.Text),
     Column("delivery_ids", ARRAY(UUID(as_uuid=True)), nullable=False, server_default="{}"),
     _created(),
     Index("events_by_workspace", "workspace_id", "created_at", "id"),

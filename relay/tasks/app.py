@@ -8,6 +8,7 @@ from celery import Celery
 from kombu import Queue
 
 from relay.config import Settings, require
+from relay.outbox.broker import celery_settings
 from relay.tasks.schedule import beat_schedule
 
 #: Seconds. Without them a frozen Redis blocks for ever.
@@ -27,8 +28,9 @@ def make_app(settings: Settings) -> Celery:
 
 def configuration(settings: Settings, queue: str) -> dict[str, Any]:
     """Celery's settings, each for a reason."""
+    broker = celery_settings(require(settings.broker_url, "RELAY_BROKER_URL"))
     return {
-        "broker_url": require(settings.broker_url, "RELAY_BROKER_URL"),
+        **broker,
         "broker_connection_retry_on_startup": True,
         # None: try for ever. The default ends the worker after a hundred tries.
         "broker_connection_max_retries": None,
@@ -38,6 +40,7 @@ def configuration(settings: Settings, queue: str) -> dict[str, Any]:
             "health_check_interval": 10,
             "visibility_timeout": VISIBILITY_TIMEOUT_SECS,
             "global_keyprefix": f"{settings.prefix}:celery:",
+            **broker.get("broker_transport_options", {}),
         },
         "task_serializer": "json",
         "accept_content": ["json"],

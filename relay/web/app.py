@@ -23,8 +23,10 @@ from relay.web import (
     job_secret,
     jobs,
     keys,
+    metrics,
     problems,
     replays,
+    tracing,
     webhook_keys,
     workspaces,
 )
@@ -50,6 +52,9 @@ def create_app(api: Api) -> Flask:
     problems.install(app)
     app.before_request(_begin)
     app.after_request(_finish)
+    metrics.count(app, api.figures)
+    if api.tracing is not None:
+        tracing.install(app, api.tracing)
 
     gate = Gate(api)
     admission = Admission(api)
@@ -73,6 +78,7 @@ def create_app(api: Api) -> Flask:
         audit.routes(api, gate, cursors),
         webhook_keys.routes(api),
         health.routes(api),
+        metrics.routes(api.figures),
     ):
         app.register_blueprint(blueprint)
     return app

@@ -15,7 +15,7 @@ from relay.store import events
 from relay.store.engine import patiently
 from relay.store.events import NewEvent
 from relay.store.idempotency import Claim, KeyReused
-from relay.web import bodies
+from relay.web import bodies, tracing
 from relay.web.admission import Candidate
 from relay.web.auth import request_id
 from relay.web.events import ROUTE, payload_limit
@@ -137,6 +137,7 @@ def _event(one: BatchedEvent, caller: Caller, request_name: str) -> NewEvent:
         request_id=request_name,
         expires_in=one.expires_in,
         claim=claim,
+        traceparent=tracing.current(),
     )
 
 

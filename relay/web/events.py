@@ -18,7 +18,7 @@ from relay.core.seconds import parse_expires_in
 from relay.store import events
 from relay.store.events import NewEvent, Taken
 from relay.store.idempotency import Claim, KeyReused
-from relay.web import bodies
+from relay.web import bodies, tracing
 from relay.web.admission import Candidate
 from relay.web.auth import request_id
 from relay.web.parts import new_id
@@ -42,6 +42,7 @@ def routes(api: Api, gate: Gate, admission: Admission) -> Blueprint:
     """Make the routes of events."""
     blueprint = Blueprint("events", __name__)
     together = None if api.grouped is None else Together(api.grouped)
+    traced = api.tracing is not None
 
     def alone(event: NewEvent) -> Taken:
         with api.hot.connect() as connection:
@@ -94,6 +95,7 @@ def routes(api: Api, gate: Gate, admission: Admission) -> Blueprint:
             request_id=request_id(),
             expires_in=expires_in,
             claim=claim,
+            traceparent=tracing.current() if traced else None,
         )
         failpoints.hit("ingest.before_commit")
         answer = None if together is None else together.ingest(event)

@@ -28,11 +28,12 @@ from relay.web.lanes import Lane, Ticket
 from relay.web.problems import RETRY_AFTER_SECS, Problem, usual
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from wsgiref.types import WSGIApplication
 
-#: Paths that have threads of their own, and how many.
-HEALTH_PATHS: Final = frozenset({"/healthz", "/readyz"})
-HEALTH_THREADS: Final = 2
+#: Paths that have threads of their own, by lanes, and how many each lane has. Those of the second may wait for the
+#: database, and the first for nothing.
+HEALTH_LANES: Final = ((frozenset({"/healthz"}), 1), (frozenset({"/readyz", "/metrics"}), 2))
 #: Connections held at once, unless the system allows fewer. Above it who was silent for longest makes room.
 CONNECTIONS: Final = 4_096
 #: Bytes read at once.
@@ -62,8 +63,8 @@ STOP_LINGER_SECS: Final = 1.0
 STOP_BODY_SECS: Final = 5.0
 #: Seconds that nothing is done after a connection could not be accepted.
 _PAUSE_SECS: Final = 0.02
-#: Connections let go at once to make room.
-_EVICTED: Final = 64
+#: Of the connections held at most, one in so many is let go at once to make room.
+_EVICTED_PART: Final = 64
 
 _Job = tuple[Connection, Incoming, Ticket]
 
@@ -81,14 +82,18 @@ class Front:
         threads: int,
         grace_secs: float,
         connections: int = CONNECTIONS,
+        on_refusal: Callable[[int], None] | None = None,
     ) -> None:
-        """The listener becomes the front's own."""
+        """The listener becomes the front's own. `on_refusal` is told the status of answers that the application never saw."""
+        self._on_refusal = on_refusal
         self._gateway = Gateway(app)
         self._listener: socket.socket | None = listener
         self._grace_secs = grace_secs
-        self._most = connections
+        self._most = max(connections, _EVICTED_PART)
         self._work: Lane[_Job] = Lane("relay-web", threads, self._serve)
-        self._health: Lane[_Job] = Lane("relay-web-health", HEALTH_THREADS, self._serve)
+        self._own: dict[str, Lane[_Job]] = {}
+        for paths, number in HEALTH_LANES:
+            self._own |= dict.fromkeys(paths, Lane("relay-web-health", number, self._serve))
         self._selector = selectors.DefaultSelector()
         self._connections: set[Connection] = set()
         #: Connections that threads gave back, with the limit for the body that is to be read now.
@@ -180,7 +185,7 @@ class Front:
         """Let go of those that were silent for longest: idle ones, else those that are half sent."""
         quiet = [one for one in self._connections if not one.busy]
         idle = [one for one in quiet if one.phase is Phase.IDLE]
-        for connection in sorted(idle or quiet, key=lambda one: one.since)[:_EVICTED]:
+        for connection in sorted(idle or quiet, key=lambda one: one.since)[: self._most // _EVICTED_PART]:
             self._close(connection)
 
     def _close_listener(self) -> None:
@@ -263,7 +268,7 @@ class Front:
         connection.limit = None
         connection.since = time.monotonic()
         connection.ticket = ticket = Ticket()
-        lane = self._health if incoming.environ["PATH_INFO"] in HEALTH_PATHS else self._work
+        lane = self._own.get(incoming.environ["PATH_INFO"], self._work)
         lane.put((connection, incoming, ticket))
 
     def _answer_bell(self) -> None:
@@ -369,6 +374,8 @@ class Front:
     def _refuse(self, connection: Connection, problem: Problem) -> None:
         """Answer what never came to the application, or never will, and end the connection."""
         connection.busy = True
+        if self._on_refusal is not None:
+            self._on_refusal(problem.status)
         self._send(connection, self._gateway.refusal(problem), close=True)
 
     def _watch(self, connection: Connection, mask: int) -> None:
@@ -395,7 +402,7 @@ class Front:
         self._selector.close()
         self._bell.close()
         self._rope.close()
-        for lane in (self._work, self._health):
+        for lane in {self._work, *self._own.values()}:
             lane.stop(0.2)
 
     # The answering threads.

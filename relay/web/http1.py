@@ -87,7 +87,7 @@ class Reader:
         except httptools.HttpParserUpgrade:
             # The offer is declined by not taking it up (RFC 9110 section 7.8); llhttp reads no further.
             self._ended = True
-            if self.ready:
+            if self.ready and self.fault is None:
                 self.ready[-1].keep_alive = False
         except httptools.HttpParserError:
             # What follows a request that ends the connection is of no interest.

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from relay.config import Settings
     from relay.core.address import AddressPolicy
     from relay.core.url import UrlPolicy
+    from relay.process.metrics_api import ApiFigures
     from relay.store.vault import Vault
+    from relay.tracing import Tracing
 
 
 class Api(Protocol):
@@ -46,6 +48,14 @@ class Api(Protocol):
 
     @property
     def address_policy(self) -> AddressPolicy: ...
+
+    @property
+    def tracing(self) -> Tracing | None:
+        """None where nothing is traced."""
+
+    @property
+    def figures(self) -> ApiFigures:
+        """Where answers are counted."""
 
 
 def new_id() -> UUID:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from relay.store import announcements, claims, destinations, events, leases, results
+from relay.store import announcements, claims, destinations, events, leases, results, traces
 from relay.store.engine import make_engine, run
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ HOT = {
     "lock_expired": leases._EXPIRED,
     "ingest": events._INGEST,
     "ingest_keyed": events._INGEST_KEYED,
+    "ingest_traced": events._INGEST_KEYED_TRACED,
+    "traces": traces._OF,
 }
 #: Statements that find deliveries by id: no other index may lead.
 BY_ID = {"unmark", "claim", "still_due", "record", "unsent"}

@@ -27,6 +27,14 @@ def relay(database: str) -> Iterator[Instance]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def guarded(still_database: str) -> Iterator[Instance]:
+    """The same, shared by tests whose requests are all refused."""
+    with instance(still_database) as made:
+        made.workspace()
+        yield made
+
+
 UNKNOWN = "01890a5d-ac96-774b-bcce-b302099a8057"
 #: Every route behind a workspace's key, with the scope it asks for.
 ROUTES = [
@@ -78,7 +86,7 @@ def test_every_route_is_listed(relay: Instance) -> None:
     "header",
     [None, "", "Bearer", "Bearer ", "Basic cms6cms=", "Bearer rk_x", "Bearer rk_abcdefghijkl_" + "A" * 43, "rk_é"],
 )
-def test_no_key_no_entry(relay: Instance, method: str, path: str, header: str | None) -> None:
+def test_no_key_no_entry(guarded: Instance, method: str, path: str, header: str | None) -> None:
     """B-141: without a good key every route answers 401 with a challenge, having read nothing of the body."""
 
     class Untouchable(io.RawIOBase):
@@ -91,7 +99,7 @@ def test_no_key_no_entry(relay: Instance, method: str, path: str, header: str | 
     }
     if header is not None:
         environ["HTTP_AUTHORIZATION"] = header
-    body, status, headers = run_wsgi_app(relay.client.application, environ, buffered=True)
+    body, status, headers = run_wsgi_app(guarded.client.application, environ, buffered=True)
     assert status.startswith("401"), b"".join(body)
     assert headers["WWW-Authenticate"].startswith("Bearer")
 
@@ -107,9 +115,9 @@ def test_scopes_do_not_include_one_another(relay: Instance, method: str, path: s
 
 
 @pytest.mark.parametrize(("method", "path"), INSTANCE_ROUTES)
-def test_workspaces_are_the_instances(relay: Instance, method: str, path: str) -> None:
+def test_workspaces_are_the_instances(guarded: Instance, method: str, path: str) -> None:
     """B-141: a workspace's key, with all scopes, neither makes nor lists workspaces."""
-    answer = relay.client.open(path, method=method, json={"name": "x"}, headers=relay.key())
+    answer = guarded.client.open(path, method=method, json={"name": "x"}, headers=guarded.key())
     assert (answer.status_code, answer.get_json()["code"]) == (403, "instance_key_only")
 
 
@@ -189,9 +197,9 @@ def test_key_is_shown_once_and_hashed(relay: Instance) -> None:
         ({"name": "x", "scopes": ["read"], "expires": 1}, "expires"),
     ],
 )
-def test_bad_keys_are_refused(relay: Instance, body: dict[str, object], field: str) -> None:
+def test_bad_keys_are_refused(guarded: Instance, body: dict[str, object], field: str) -> None:
     """A key needs a name and scopes that exist."""
-    answer = relay.client.post("/v1/keys", json=body, headers=relay.key())
+    answer = guarded.client.post("/v1/keys", json=body, headers=guarded.key())
     assert (answer.status_code, list(fields_of(answer))) == (400, [field])
 
 
@@ -261,9 +269,9 @@ def test_workspaces_are_made_and_listed(relay: Instance) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-a", "é", "a" * 65, "a\0", UNKNOWN, 5])
-def test_workspace_names(relay: Instance, name: object) -> None:
+def test_workspace_names(guarded: Instance, name: object) -> None:
     """A name works as a header's value and cannot be taken for an id."""
-    answer = relay.client.post("/v1/workspaces", json={"name": name}, headers=relay.admin())
+    answer = guarded.client.post("/v1/workspaces", json={"name": name}, headers=guarded.admin())
     assert (answer.status_code, list(fields_of(answer))) == (400, ["name"])
 
 

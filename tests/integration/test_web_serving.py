@@ -20,6 +20,7 @@ import pytest
 
 from tests.conftest import MASTER_KEYS
 from tests.instance import ADMIN_KEY, Instance, instance
+from tests.stack import freeze, freeze_end, own_postgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -435,3 +436,43 @@ def _wait_for(look: Callable[[], list[Any]], fits: Callable[[list[Any]], bool]) 
         assert time.monotonic() < deadline, found
         time.sleep(0.05)
     return found
+
+
+def test_a_frozen_database_is_given_up_on(tmp_path: Path) -> None:
+    """B-28: while Postgres stands still an event is 503 within seconds, however many wait; then all goes on."""
+    answers: list[tuple[int, float, str | None]] = []
+
+    def post() -> None:
+        began = time.monotonic()
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("POST", "/v1/events", BODY, headers={**key, "Content-Type": "application/json"})
+        answer = connection.getresponse()
+        answer.read()
+        answers.append((answer.status, time.monotonic() - began, answer.getheader("Retry-After")))
+        connection.close()
+
+    with own_postgres() as server, instance(server.url) as relay:
+        relay.workspace()
+        key = relay.key()
+        with _serving(server.url, tmp_path) as (_, port):
+            post()
+            freeze(server)
+            try:
+                clients = [threading.Thread(target=post) for _ in range(20)]
+                for client in clients:
+                    client.start()
+                began = time.monotonic()
+                assert _raw(port, b"GET /healthz HTTP/1.1\r\nHost: relay\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+                assert _raw(port, b"GET /readyz HTTP/1.1\r\nHost: relay\r\n\r\n").startswith(b"HTTP/1.1 503 ")
+                assert time.monotonic() - began < 2.5
+                for client in clients:
+                    client.join(30)
+            finally:
+                freeze_end(server)
+            assert [status for status, _, _ in answers] == [202] + [503] * 20
+            assert max(secs for _, secs, _ in answers) < 8, answers
+            assert all(after for status, _, after in answers if status == 503)
+            deadline = time.monotonic() + 10
+            while answers[-1][0] != 202:
+                assert time.monotonic() < deadline
+                post()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from werkzeug.test import TestResponse
 
 #: Routes that take no key: what they show is everybody's, or not of a workspace.
-PUBLIC: Final = {"health.healthz", "health.readyz", "webhook_keys.get_webhook_keys"}
+PUBLIC: Final = {"health.healthz", "health.readyz", "metrics.metrics", "webhook_keys.get_webhook_keys"}
 #: Arguments that are names within the caller's own workspace, not ids: another workspace's are simply other things.
 NAMES: Final = {"name"}
 #: What takes events in: the event's own row is the record of it (B-142).

@@ -30,9 +30,9 @@ def test_two_ids() -> None:
     other = UUID("01890a5d-ac96-774b-bcce-b302099a8058")
     text = cursor.encode(AT, ID, other, of="x", key=KEY)
     assert cursor.decode(text, of="x", key=KEY, ids=2) == (AT, ID, other)
-    for given, ids in ((text, 1), (cursor.encode(AT, ID, of="x", key=KEY), 2)):
+    for asked, ids in ((text, 1), (cursor.encode(AT, ID, of="x", key=KEY), 2)):
         with pytest.raises(InvalidInput):
-            cursor.decode(given, of="x", key=KEY, ids=ids)
+            cursor.decode(asked, of="x", key=KEY, ids=ids)
 
 
 @pytest.mark.parametrize(("of", "key"), [("keys:w", KEY), ("endpoints:v", KEY), ("endpoints:w", b"x" * 32)])
