@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 #: The header, in W3C's Trace Context.
 HEADER: Final = "traceparent"
+#: Seconds that sending spans may take, and spans that wait for it; what comes beyond is dropped.
+EXPORT_SECS: Final = 3
+QUEUED: Final = 2048
 _MISSING: Final = "RELAY_TRACING is true, but OpenTelemetry is not installed: pip install '.[otel]' in a clone of Relay"
 
 
@@ -36,7 +39,9 @@ def make_tracing(role: str) -> Tracing:
     except ImportError as error:
         raise ConfigurationError(_MISSING) from error
     provider = TracerProvider(resource=Resource.create({"service.name": f"relay-{role}"}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    # All that waits in one request: what is left at the end is tried once, and an absent collector holds no process up.
+    exporter = OTLPSpanExporter(timeout=EXPORT_SECS)
+    provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=QUEUED, max_export_batch_size=QUEUED))
     return Tracing(provider)
 
 

@@ -85,6 +85,8 @@ def _serve_here(settings: Settings, address: str, port: int, figures: ApiFigures
 def _listen(address: str, port: int) -> socket.socket:
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    # For the next start: connections that this one ended linger in the system for a minute, with their listener's option.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((address, port))
     listener.listen(_BACKLOG)
     return listener

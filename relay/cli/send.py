@@ -3,96 +3,96 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
-import requests
 
-from relay.core.errors import ConfigurationError, InvalidInput
+from relay.cli.exits import FAILED, OK, UNFINISHED
+from relay.cli.output import counted, show_json
+from relay.cli.target import talks
+from relay.client.transport import printable
+from relay.core.errors import InvalidInput
 
-#: Written by `relay up`, and read here when nothing else says where the API is.
-DEV_ENV = Path(".relay/dev.env")
-#: Seconds for one request.
-TIMEOUT_SECS = 10
-#: A delivery has come to rest in these.
-SETTLED = frozenset({"delivered", "dead", "canceled"})
+if TYPE_CHECKING:
+    from relay.client import Delivery, Relay
+
+#: Seconds between two looks at what is under way.
+LOOK_SECS = 0.1
 
 
-def send_event(event_type: str, *, data: str | None, url: str | None, wait: float) -> int:
-    """Send and report; return 0 when all deliveries were made, 1 when one failed for good or the API said no, 2 when
-    some are still under way after `wait` seconds.
+@click.command()
+@click.argument("event_type")
+@click.option("--data", default=None, help="The payload, as JSON; @FILE reads a file, - standard input.")
+@click.option("--content-type", default=None, help="What the payload is, if not JSON.")
+@click.option("--idempotency-key", default=None, help="Sent twice under one key it is one event. Default: a new one.")
+@click.option("--expires-in", type=float, default=None, help="Seconds after which it is given up.")
+@click.option(
+    "--wait", type=float, default=10.0, show_default=True, help="Seconds to wait for the deliveries; 0: none."
+)
+@talks
+def send(
+    event_type: str,
+    *,
+    data: str | None,
+    content_type: str | None,
+    idempotency_key: str | None,
+    expires_in: float | None,
+    wait: float,
+    relay: Relay,
+    as_json: bool,
+) -> None:
+    """Send one event and show what becomes of its deliveries.
 
-    Raises ConfigurationError where it is not known where the API is, InvalidInput where `data` names no file to read.
+    Ends with 0 when all were made (or --wait 0), 1 when one failed for good, 4 when some are still under way.
     """
-    base, key = _target(url)
-    session = requests.Session()
-    session.headers["Authorization"] = f"Bearer {key}"
-    body = _payload(data)
-    try:
-        answer = session.post(
-            f"{base}/v1/events",
-            data=body,
-            headers={"Content-Type": "application/json", "Relay-Event-Type": event_type},
-            timeout=TIMEOUT_SECS,
-        )
-        if answer.status_code != 202:
-            click.echo(f"relay: {_problem(answer)}", err=True)
-            return 1
-        event = answer.json()
-        click.echo(f"event {event['id']} accepted, {_counted(len(event['deliveries']), 'delivery', 'deliveries')}")
-        return _watch(session, base, [delivery["id"] for delivery in event["deliveries"]], wait)
-    except (requests.ConnectionError, requests.Timeout):
-        click.echo(f"relay: no API answers at {base}: is `relay up` or `relay api` running?", err=True)
-        return 1
+    sent = relay.send(
+        event_type,
+        _payload(data),
+        content_type=content_type,
+        idempotency_key=idempotency_key,
+        expires_in=expires_in,
+    )
+    if as_json:
+        show_json(sent)
+    else:
+        taken = "was taken before" if sent.replayed else "accepted"
+        click.echo(f"event {sent.id} {taken}, {counted(len(sent.deliveries), 'delivery', 'deliveries')}")
+    sys.exit(_watch(relay, [delivery.id for delivery in sent.deliveries], wait, as_json=as_json))
 
 
-def _watch(session: requests.Session, base: str, ids: list[str], wait: float) -> int:
+def _watch(relay: Relay, ids: list[str], wait: float, *, as_json: bool) -> int:
     deadline = time.monotonic() + wait
     waiting = list(ids)
     failed = False
     while waiting and time.monotonic() < deadline:
         for id_ in list(waiting):
-            delivery = session.get(f"{base}/v1/deliveries/{id_}", timeout=TIMEOUT_SECS).json()
-            if delivery.get("status") in SETTLED:
+            delivery = relay.deliveries.get(id_)
+            if delivery.is_settled:
                 waiting.remove(id_)
-                failed = failed or delivery["status"] != "delivered"
-                click.echo(_line(delivery))
+                failed = failed or delivery.status != "delivered"
+                if as_json:
+                    show_json(delivery)
+                else:
+                    click.echo(line_of(delivery))
         if waiting:
-            time.sleep(0.1)
-    for id_ in waiting if wait else ():
-        click.echo(f"  {id_}  still under way")
-    return 1 if failed else 2 if waiting and wait else 0
+            time.sleep(LOOK_SECS)
+    if wait and not as_json:
+        for id_ in waiting:
+            click.echo(f"  {id_}  still under way")
+    return FAILED if failed else UNFINISHED if waiting and wait else OK
 
 
-def _line(delivery: dict[str, Any]) -> str:
-    last = delivery["attempts"][-1] if delivery["attempts"] else {}
-    answered = f"HTTP {last['status']}" if last.get("status") else last.get("error") or "no attempt"
-    attempts = _counted(delivery["attempt_count"], "attempt", "attempts")
-    return f"  {delivery['id']}  {delivery['status']} after {attempts}: {answered}"
-
-
-def _counted(count: int, one: str, more: str) -> str:
-    return f"{count} {one if count == 1 else more}"
-
-
-def _target(url: str | None) -> tuple[str, str]:
-    known = _read_env(DEV_ENV) | _read_env(Path(".env")) | dict(os.environ)
-    base, key = url or known.get("RELAY_URL"), known.get("RELAY_API_KEY")
-    if not base or not key:
-        raise ConfigurationError("set RELAY_URL and RELAY_API_KEY, or run `relay up` in this folder first")
-    return base.rstrip("/"), key
-
-
-def _read_env(path: Path) -> dict[str, str]:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return {}
-    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+def line_of(delivery: Delivery) -> str:
+    """What became of a delivery, in a line."""
+    last = delivery.attempts[-1] if delivery.attempts else delivery.last_attempt
+    answered = "no attempt"
+    if last is not None:
+        answered = f"HTTP {last.status}" if last.status else printable(last.error or "no answer")
+    attempts = counted(delivery.attempt_count, "attempt", "attempts")
+    return f"  {delivery.id}  {delivery.status} after {attempts}: {answered}"
 
 
 def _payload(data: str | None) -> bytes:
@@ -109,14 +109,3 @@ def _payload(data: str | None) -> bytes:
                 f"--data: {data[1:]!r} cannot be read ({reason}): name another file", field="data"
             ) from None
     return data.encode()
-
-
-def _problem(answer: requests.Response) -> str:
-    try:
-        problem = answer.json()
-        errors = problem.get("errors", [])
-        # The detail tells the first of them already.
-        told = [f"{error['field']}: {error['message']}" for error in errors] if len(errors) > 1 else [problem["detail"]]
-        return f"{answer.status_code} {'; '.join(told)}"
-    except (ValueError, KeyError):
-        return f"{answer.status_code} {answer.text[:200]}"

@@ -6,8 +6,6 @@ import base64
 import hmac
 from typing import NoReturn
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from relay.core.errors import InvalidInput
 from relay.core.model import Signing
 
@@ -134,7 +132,9 @@ def _decoded(text: object, prefix: str) -> bytes | None:
 
 
 def _public_half(seed: bytes) -> bytes:
-    return Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
+    from relay.core import ed25519  # noqa: PLC0415 - see there
+
+    return ed25519.public_half(seed)
 
 
 def _bytes(text: str) -> bytes:

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-import functools
 import hmac
 import re
 from typing import TYPE_CHECKING
-
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from relay.core.errors import InvalidInput
 from relay.core.model import Signing
@@ -26,9 +22,6 @@ if TYPE_CHECKING:
 
 #: Seconds that a signature's time may lie in the past or in the future.
 TOLERANCE_SECS = 300
-
-#: Ed25519 keys kept ready to sign: to make one of its seed costs as much as a signature.
-_KEYS_KEPT = 4096
 
 _TIMESTAMP = re.compile(r"[0-9]{1,12}")
 
@@ -62,7 +55,9 @@ def signing_key(scheme: Signing, secret: Secret | str) -> bytes:
 
 def public_key_of(secret: Secret) -> bytes:
     """Return the 32 raw bytes with which anybody verifies what a `whsk_` secret signs; InvalidInput for other forms."""
-    return _private_key(private_seed(secret.reveal())).public_key().public_bytes_raw()
+    from relay.core import ed25519  # noqa: PLC0415 - see there
+
+    return ed25519.public_half(private_seed(secret.reveal()))
 
 
 def signature_headers(
@@ -180,22 +175,20 @@ def _standard_signature(key: bytes, signed: bytes) -> str:
 
 
 def _ed25519_signature(seed: bytes, signed: bytes) -> str:
-    return "v1a," + binascii.b2a_base64(_private_key(seed).sign(signed), newline=False).decode()
+    from relay.core import ed25519  # noqa: PLC0415 - see there
 
-
-@functools.lru_cache(maxsize=_KEYS_KEPT)
-def _private_key(seed: bytes) -> Ed25519PrivateKey:
-    return Ed25519PrivateKey.from_private_bytes(seed)
+    return "v1a," + binascii.b2a_base64(ed25519.sign(seed, signed), newline=False).decode()
 
 
 def _is_ed25519_signature(text: str, public_key: bytes, signed: bytes) -> bool:
+    from relay.core import ed25519  # noqa: PLC0415 - see there
+
     version, _, encoded = text.strip().partition(",")
     try:
         signature = base64.b64decode(_read_bytes(encoded), validate=True) if version == "v1a" else b""
-        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, signed)
-    except (InvalidSignature, binascii.Error):
+    except binascii.Error:
         return False
-    return True
+    return ed25519.fits(public_key, signature, signed)
 
 
 def _header(headers: Mapping[str, str], name: str) -> str:

@@ -142,7 +142,10 @@ class Dispatcher:
         parents = traces.of(connection, [leased.row.id for leased in sends])
         for leased in sends:
             if (parent := parents.get(leased.row.id)) is not None:
-                about = {"relay.delivery_id": leased.row.id_text, "relay.attempt": leased.row.attempt_count}
+                about: dict[str, str | int] = {
+                    "relay.delivery_id": leased.row.id_text,
+                    "relay.attempt": leased.row.attempt_count,
+                }
                 leased.claim_trace = tracing.record("relay.claim", parent, about, began=began)
 
     def _begin_span(self, leased: Leased, headers: list[str]) -> None:

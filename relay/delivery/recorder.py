@@ -358,7 +358,10 @@ def _trace_persist(tracing: Tracing, records: Sequence[Record], stale: set[Key],
     began = time.time() - persist_us / 1e6
     for record in records:
         if (span := record.leased.span) is not None:
-            about = {"relay.delivery_id": record.leased.row.id_text, "relay.stale": int(record.key in stale)}
+            about: dict[str, str | int] = {
+                "relay.delivery_id": record.leased.row.id_text,
+                "relay.stale": int(record.key in stale),
+            }
             tracing.record("relay.persist", traceparent(span), about, began=began)
 
 

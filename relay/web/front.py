@@ -182,10 +182,9 @@ class Front:
                 self._make_room()
 
     def _make_room(self) -> None:
-        """Let go of those that were silent for longest: idle ones, else those that are half sent."""
-        quiet = [one for one in self._connections if not one.busy]
-        idle = [one for one in quiet if one.phase is Phase.IDLE]
-        for connection in sorted(idle or quiet, key=lambda one: one.since)[: self._most // _EVICTED_PART]:
+        """Let go of those that have been idle, or half sent, for longest."""
+        quiet = sorted((one for one in self._connections if not one.busy), key=lambda one: one.since)
+        for connection in quiet[: self._most // _EVICTED_PART]:
             self._close(connection)
 
     def _close_listener(self) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from relay.store.schema import SCHEMA_VERSION
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -59,7 +61,7 @@ def test_the_wheel_migrates_an_empty_database(installed: Path, bare_database: st
 
     assert done.returncode == 0, done.stderr
     with psycopg.connect(bare_database) as connection:
-        assert connection.execute("select version from relay.schema_info").fetchone() == (1,)
+        assert connection.execute("select version from relay.schema_info").fetchone() == (SCHEMA_VERSION,)
 
 
 def test_every_package_of_the_checkout_is_in_the_wheel(installed: Path) -> None:

@@ -663,3 +663,11 @@ def may_run(interpreter: str, code: str, options: dict[str, object]) -> bool:
     except PermissionError:
         return False
     return done.returncode == 0  # type: ignore[no-any-return]  # follows from the line above
+
+
+def test_a_program_goes_by_the_name_it_is_called_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A redis-server that is a link, as Debian's is to redis-check-rdb, is started as redis-server: the name decides."""
+    link = tmp_path / "redis-server"
+    link.symlink_to(find_redis(system=False).path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_redis(wheel=False).path == link

@@ -11,7 +11,8 @@ import psycopg
 import pytest
 
 from relay.store import engine as engines
-from relay.store.engine import make_engine, make_hot_engine, run
+from relay.store.engine import make_engine, make_hot_engine, patiently, run, way_to
+from relay.store.pooler import Way
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,3 +41,34 @@ def test_a_frozen_session_is_given_up(
     finally:
         os.kill(frozen, signal.SIGCONT)
         pool.dispose()
+
+
+def test_settings_are_in_force_in_every_session(database: str) -> None:
+    """Time-outs everywhere, pinned plans in hot sessions alone; a patient statement has all the time, and the rest not."""
+    asked = (
+        "select current_setting('statement_timeout'), current_setting('lock_timeout'), current_setting('timezone'),"
+        " current_setting('idle_in_transaction_session_timeout'), current_setting('plan_cache_mode'),"
+        " current_setting('enable_seqscan'), current_setting('synchronous_commit')"
+    )
+    plain = make_engine(database, name="plain", size=2)
+    hot = make_hot_engine(database, name="hot", size=2, may_forget=True, patience_secs=4)
+    try:
+        with plain.connect() as one, plain.connect() as other:
+            for connection in (one, other):
+                found = run(connection, asked).fetchall()
+                assert found == [("15s", "5s", "UTC", "1min", "auto", "on", "on")]
+            assert not one.connection.driver_connection.autocommit  # type: ignore[union-attr]  # psycopg's
+        with hot.connect() as connection:
+            usual = ("3s", "2s", "UTC", "1min", "force_generic_plan", "off", "off")
+            assert run(connection, asked).fetchall() == [usual]
+            with patiently(connection):
+                assert run(connection, asked).fetchall() == [("15s", *usual[1:])]
+            assert run(connection, asked).fetchall() == [usual]
+    finally:
+        plain.dispose()
+        hot.dispose()
+
+
+def test_a_direct_way_is_told(database: str) -> None:
+    """Without a pooler in between the database is reached directly."""
+    assert way_to(database) is Way.DIRECT

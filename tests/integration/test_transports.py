@@ -144,7 +144,7 @@ def test_a_token_is_in_nothing_that_is_kept(sender: Sender, transport: Transport
     silent, plain = Receiver(lambda peer: peer.hold()), Receiver(speak_plainly)
     with silent, plain:
         for base_url, fault in (
-            ("http://nowhere.invalid", Fault.DNS_TEMPORARY),
+            ("http://nowhere.invalid", Fault.DNS),
             (f"https://127.0.0.1:{plain.port}", Fault.TLS),
             ("http://127.0.0.1:1", Fault.CONNECTION),
             (f"http://127.0.0.1:{silent.port}", Fault.TIMEOUT),

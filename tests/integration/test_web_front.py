@@ -6,7 +6,7 @@ import re
 import socket
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -61,9 +61,9 @@ def _open(port: int, data: bytes) -> socket.socket:
 def _rest(peer: socket.socket) -> bytes:
     """Read until the server closes."""
     answer = bytearray()
-    while piece := peer.recv(1 << 20):
-        answer += piece
-    peer.close()
+    with peer:
+        while piece := peer.recv(1 << 20):
+            answer += piece
     return bytes(answer)
 
 
@@ -110,10 +110,9 @@ def test_large_answers_reach_slow_readers(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_there_is_always_room() -> None:
     """Where all connections are taken by silent clients, the longest silent make room; a failing application is a 500."""
-    with _running(connections=64) as (_, port):
-        silent = [_open(port, b"POST / HTTP/1.1\r\nHost: a\r\n" if index % 2 else b"") for index in range(400)]
+    with _running(connections=64) as (_, port), ExitStack() as open_:
+        for index in range(400):
+            open_.enter_context(_open(port, b"POST / HTTP/1.1\r\nHost: a\r\n" if index % 2 else b""))
         for path, status in ((b"/", b"200"), (b"/broken", b"500"), (b"/%2f%C3%A9?a=%20", b"200")):
             ask = b"GET " + path + b" HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
             assert _rest(_open(port, ask)).startswith(b"HTTP/1.1 " + status)
-        for peer in silent:
-            peer.close()

@@ -14,6 +14,7 @@ from relay.core.errors import ConfigurationError
 from relay.store import migrate
 from relay.store.engine import make_hot_engine, way_to
 from relay.store.pooler import Way
+from tests.instance import instance
 from tests.stack import SETTINGS, Stack, wait_until
 from tests.surroundings.servers import pgbouncer
 from tests.traffic import Traffic, at_rest, check, settle
@@ -60,6 +61,11 @@ def test_every_engine_judges_for_itself(database: str) -> None:
         with pytest.raises(ConfigurationError, match="PgBouncer"):
             engine.connect()
         engine.dispose()
+        with instance(url) as api:
+            assert api.event(api.admin("acme"), b'{"type": "test.made"}').status_code == 500
+            ready = api.client.get("/readyz?for=ingest")
+            assert ready.status_code == 503
+            assert "pool_mode=session" in ready.text
 
 
 def test_sessions_are_in_force(database: str) -> None:

@@ -119,13 +119,14 @@ class Certificates:
 def make_certificates(home: Path, *, host: str = "127.0.0.1") -> Certificates:
     """Make them in `home`; the key is readable by the account that servers run as, and nobody else."""
     now = dt.datetime.now(dt.UTC)
+    issuer = f"authority {x509.random_serial_number():x}"[:40]
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
 
     def sign(name: str, public: ec.EllipticCurvePublicKey, extensions: Sequence[x509.ExtensionType]) -> bytes:
         builder = (
             x509.CertificateBuilder()
             .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-            .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tests")]))
+            .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
             .public_key(public)
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - dt.timedelta(days=1))
@@ -139,7 +140,7 @@ def make_certificates(home: Path, *, host: str = "127.0.0.1") -> Certificates:
     home.chmod(0o755)
     made = Certificates(authority=home / "ca.pem", certificate=home / "server.pem", key=home / "server.key")
     constraints = x509.BasicConstraints(ca=True, path_length=None)
-    made.authority.write_bytes(sign("tests", ca_key.public_key(), [constraints]))
+    made.authority.write_bytes(sign(issuer, ca_key.public_key(), [constraints]))
     names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))])
     made.certificate.write_bytes(sign(host, key.public_key(), [names]))
     made.key.touch(0o600)

@@ -88,6 +88,7 @@ def test_an_empty_environment_has_the_defaults() -> None:
         "RELAY_AUTO_DISABLE_AFTER_SECS": "432000",
         "RELAY_LOG_FORMAT": "auto",
         "RELAY_LOG_LEVEL": "info",
+        "RELAY_TRACING": "false",
         "RELAY_TESTKIT_BIND": "127.0.0.1:9099",
         "RELAY_READY_MAX_LATENESS_SECS": "60",
         "RELAY_PREFIX": "relay",
@@ -420,9 +421,11 @@ def test_secrets_are_there_for_who_asks() -> None:
         require(load_settings({}).database_url, "DATABASE_URL")
 
 
-@pytest.mark.parametrize("scheme", ["redis://h:6379/0", "rediss://h:6380", "unix:///run/redis.sock"])
+@pytest.mark.parametrize(
+    "scheme", ["redis://h:6379/0", "rediss://h:6380", "unix:///run/redis.sock", "sentinel://a,b/0?master=m"]
+)
 def test_every_way_to_reach_redis_is_accepted(scheme: str) -> None:
-    """TCP, TLS and a socket."""
+    """TCP, TLS, a socket and sentinels."""
     assert require(load_settings({"RELAY_BROKER_URL": scheme}).broker_url, "") == scheme
 
 
