@@ -13,6 +13,7 @@ from relay import bootstrap
 from relay.config import load_settings
 from relay.web.app import create_app
 from tests.conftest import MASTER_KEYS
+from tests.described import DescribedClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -85,7 +86,9 @@ def instance(database: str, **settings: str) -> Iterator[Instance]:
     }
     api = bootstrap.make_api(load_settings({name: value for name, value in environment.items() if value}))
     try:
-        yield Instance(api=api, client=create_app(api).test_client(), database=database)
+        app = create_app(api)
+        app.test_client_class = DescribedClient
+        yield Instance(api=api, client=app.test_client(), database=database)
     finally:
         # What writes behind the requests holds connections that a disposed pool would drop unclosed.
         for thread in threading.enumerate():

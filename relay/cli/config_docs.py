@@ -33,8 +33,8 @@ _IN_PART = """
 ## With less effect than the name promises
 
 - `RELAY_EGRESS_PROXY` leaves some of the address policy to the proxy: see [security.md](security.md#egress-proxy).
-- `RELAY_URL` and `RELAY_API_KEY` are read by `relay send` alone: from the environment, then from `.env`, then from
-  `.relay/dev.env`, each of the two by itself.
+- `RELAY_URL` and `RELAY_API_KEY` are for the [client](client.md), which reads the environment, and for the
+  [commands](cli.md), which read `.env` and `.relay/dev.env` after it. No role reads them.
 - `RELAY_DB_POOL` is for API processes: so many connections each, of which a quarter, but three at least, are kept for
   what is not ingest, and one more while `/readyz` looks. A worker has `RELAY_WORKER_THREADS` + 8 at most, a publisher 4.
 """

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from relay.client import Endpoint, Relay, Rotated
 
 #: What an endpoint is made with, but for its URL and its secret, which does not belong on a command line.
-FIELDS: Final = tuple(
-    sorted(set(inspect.signature(Endpoints.create).parameters) - {"self", "url", "secret"})  #
-)
+FIELDS: Final = tuple(sorted(set(inspect.signature(Endpoints.create).parameters) - {"self", "url", "secret"}))
 
 
 def _complete_field(_ctx: click.Context, _parameter: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -65,12 +63,10 @@ def get(endpoint_id: str, *, relay: Relay, as_json: bool) -> None:
 @_GIVEN
 @_SECRET
 @talks
-def create(
-    url_: str, given: tuple[str, ...], *, secret_file: IO[str] | None, relay: Relay, as_json: bool
-) -> None:
+def create(url_: str, given: tuple[str, ...], *, secret_file: IO[str] | None, relay: Relay, as_json: bool) -> None:
     """Make an endpoint for URL, and show its secret, this once.
 
-    FIELD=VALUE sets a field of the API's, the value JSON, or else text: rate_per_second=50 'event_types=["order.*"]'
+    FIELD=VALUE sets a field of the API's, the value JSON, or else text: rate_per_second=50 event_types=order.*,user.*
     """
     fields = _fields(given, FIELDS)
     _show(relay.endpoints.create(url_, secret=_read_secret(secret_file), **fields), as_json=as_json)
@@ -228,6 +224,8 @@ def _fields(given: tuple[str, ...], known: tuple[str, ...]) -> dict[str, Any]:
             found[name] = json.loads(text)
         except ValueError:
             found[name] = text
+        if name == "event_types" and isinstance(found[name], str):
+            found[name] = [pattern.strip() for pattern in text.split(",")]
     return found
 
 

@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
 
 import click
-import psycopg
-import sqlalchemy as sa
 
-from relay import __version__, logs
-from relay.config import Settings, effective, load_settings, require
+from relay import __version__
+from relay.cli.exits import FAILED, UNREACHABLE
 from relay.core.errors import RelayError
+
+if TYPE_CHECKING:
+    from relay.config import Settings
+
+#: Commands that are modules of their own, loaded when they are asked for: name to module.
+_ELSEWHERE: Final = {
+    "completion": "relay.cli.completion",
+    "deliveries": "relay.cli.deliveries",
+    "doctor": "relay.cli.doctor",
+    "endpoints": "relay.cli.endpoints",
+    "events": "relay.cli.deliveries",
+    "listen": "relay.cli.listen",
+    "loadtest": "relay.loadtest.main",
+    "replay": "relay.cli.replay",
+    "send": "relay.cli.send",
+}
 
 
 class Commands(click.Group):
-    """A group whose errors are a sentence on stderr and exit code 1, not a traceback.
-
-    The load test is a module of commands of its own, loaded when it is asked for.
-    """
+    """A group whose errors are a sentence on stderr and an exit code (relay/cli/exits.py), not a traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names, in order."""
-        return sorted([*super().list_commands(ctx), "loadtest"])
+        return sorted([*super().list_commands(ctx), *_ELSEWHERE])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command by its name."""
-        if cmd_name == "loadtest":
-            from relay.loadtest.main import loadtest
-
-            return loadtest
+        if cmd_name in _ELSEWHERE:
+            return cast("click.Command", getattr(importlib.import_module(_ELSEWHERE[cmd_name]), cmd_name))
         return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> object:
@@ -39,15 +50,36 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except RelayError as error:
             click.echo(f"relay: {error}", err=True)
-        except (sa.exc.DBAPIError, psycopg.Error) as error:
-            cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
-            click.echo(f"relay: the database says: {str(cause).strip()}", err=True)
-        ctx.exit(1)
+            ctx.exit(_code_of(error))
+        except Exception as error:
+            said = _database_says(error)
+            if said is None:
+                raise
+            click.echo(f"relay: the database says: {said}", err=True)
+            ctx.exit(FAILED)
         return None
+
+
+def _code_of(error: RelayError) -> int:
+    # Whoever has no client loaded did not talk to the API.
+    errors = sys.modules.get("relay.client.errors")
+    unreachable = errors is not None and isinstance(error, (errors.Unreachable, errors.UnexpectedAnswer))
+    return UNREACHABLE if unreachable else FAILED
+
+
+def _database_says(error: Exception) -> str | None:
+    """A database error's own words; None for any other. The drivers are loaded by the commands that use them."""
+    sqlalchemy, psycopg = sys.modules.get("sqlalchemy"), sys.modules.get("psycopg")
+    if sqlalchemy is not None and isinstance(error, sqlalchemy.exc.DBAPIError):
+        return str(error.orig).strip()
+    return str(error).strip() if psycopg is not None and isinstance(error, psycopg.Error) else None
 
 
 def read_settings(role: str) -> Settings:
     """Read the settings of a process and set its logging up."""
+    from relay import logs
+    from relay.config import load_settings
+
     settings = load_settings(os.environ, dotenv=Path(".env"))
     logs.configure(role, level=settings.log_level, style=settings.log_format)
     return settings
@@ -79,6 +111,7 @@ def up(workers: int, data: Path) -> None:
 @click.option("--revision", default="head", show_default=True, help="How far.")
 def migrate(revision: str) -> None:
     """Bring the database's schema up to date. Safe to run from several machines at once."""
+    from relay.config import require
     from relay.store.migrate import upgrade
 
     settings = read_settings("migrate")
@@ -157,6 +190,8 @@ def config(markdown: bool) -> None:  # noqa: FBT001 - click passes options by na
 
         click.echo(config_docs.markdown(), nl=False)
         return
+    from relay.config import effective, load_settings
+
     settings = load_settings(os.environ, dotenv=Path(".env"))
     for name, value, source in effective(settings):
         click.echo(f"{name}={value}" + ("" if source == "default" else f"  # {source}"))
@@ -191,20 +226,6 @@ def rotate() -> None:
     from relay.cli.keys import rotate as run
 
     sys.exit(run(read_settings("keys")))
-
-
-@main.command()
-@click.argument("event_type")
-@click.option("--data", default=None, help="The payload, as JSON; @FILE reads a file, - standard input.")
-@click.option("--url", default=None, help="The API. Default: RELAY_URL, or what `relay up` made.")
-@click.option(
-    "--wait", type=float, default=10.0, show_default=True, help="Seconds to wait for the deliveries; 0: none."
-)
-def send(event_type: str, data: str | None, url: str | None, wait: float) -> None:
-    """Send one event and show what becomes of its deliveries."""
-    from relay.cli.send import send_event
-
-    sys.exit(send_event(event_type, data=data, url=url, wait=wait))
 
 
 if __name__ == "__main__":

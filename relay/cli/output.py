@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-class Moment(click.ParamType):
+class Moment(click.ParamType[datetime]):
     """A time, as RFC 3339, or as so long ago: `90s`, `30m`, `2h`, `7d`."""
 
     name = "time"
@@ -86,7 +86,7 @@ def show_table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 def show_fields(pairs: Iterable[tuple[str, object]]) -> None:
     """Print names and values, a line each; those without a value are left out."""
-    shown = [(name, cell(value)) for name, value in pairs if value is not None and value not in ("", (), {})]
+    shown = [(name, cell(value)) for name, value in pairs if value is not None and value not in ("", (), [], {})]
     width = max((len(name) for name, _ in shown), default=0)
     for name, text in shown:
         click.echo(f"{name:<{width}}  {text}")

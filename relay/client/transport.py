@@ -175,6 +175,12 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
+def _retry_after(answer: requests.Response) -> float | None:
+    text = answer.headers.get("Retry-After", "").strip()
+    # urllib3 reads dates as well, and cuts what it takes for too long.
+    return float(text) if re.fullmatch(r"[0-9]{1,9}", text) else Careful().get_retry_after(answer.raw)
+
+
 def _reason(error: requests.RequestException) -> object:
     """What the last try came to, where tries ran out."""
     return getattr(error.args[0], "reason", None) if error.args else None
@@ -213,7 +219,7 @@ def _refusal(answer: requests.Response, idempotency_key: str | None) -> ApiError
         problem["detail"] if known else printable(answer.text[:_SHOWN]) or answer.reason,
         errors=errors if known else (),
         request_id=answer.headers.get("X-Request-Id"),
-        retry_after=Careful().get_retry_after(answer.raw),
+        retry_after=_retry_after(answer),
         members={name: value for name, value in problem.items() if name not in usual},
         idempotency_key=idempotency_key,
         was_repeated=bool(answer.raw.retries and answer.raw.retries.history),

@@ -45,7 +45,7 @@ class Verified:
 
 def verify(
     headers: Mapping[str, str] | Iterable[tuple[str, str]],
-    body: bytes,
+    body: bytes | bytearray | memoryview,
     secrets: str | Sequence[str] | Mapping[str, Any],
     *,
     tolerance: int = TOLERANCE_SECS,

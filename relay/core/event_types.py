@@ -16,13 +16,14 @@ MAX_TYPE_LENGTH = 128
 #: The pattern of every type but Relay's own.
 EVERYTHING = "*"
 
-_TYPE = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
+#: The form of a type.
+TYPE = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 _RULE = f"1 to {MAX_TYPE_LENGTH} letters, digits, _ and - in segments with dots between, such as order.paid"
 
 
 def check_event_type(text: object, field: str = "type") -> str:
     """Return `text` if it is an event type, else raise InvalidInput. Reserved types pass: see `is_reserved`."""
-    if not isinstance(text, str) or len(text) > MAX_TYPE_LENGTH or _TYPE.fullmatch(text) is None:
+    if not isinstance(text, str) or len(text) > MAX_TYPE_LENGTH or TYPE.fullmatch(text) is None:
         raise InvalidInput(f"An event type is {_RULE}.", field=field, code="invalid_type")
     return text
 
@@ -37,7 +38,7 @@ def check_pattern(text: object, field: str = "event_types") -> str:
     if (
         not isinstance(text, str)
         or len(text) > MAX_TYPE_LENGTH
-        or (text != EVERYTHING and _TYPE.fullmatch(text.removesuffix(".*")) is None)
+        or (text != EVERYTHING and TYPE.fullmatch(text.removesuffix(".*")) is None)
     ):
         raise InvalidInput(
             f"A pattern is an event type ({_RULE}), or * alone, or a * as the last segment, such as order.*",

@@ -11,6 +11,7 @@ from relay.web import (
     audit,
     deliveries,
     delivery_changes,
+    docs_page,
     endpoint_life,
     endpoint_secrets,
     endpoint_testing,
@@ -79,6 +80,7 @@ def create_app(api: Api) -> Flask:
         webhook_keys.routes(api),
         health.routes(api),
         metrics.routes(api.figures),
+        docs_page.routes(gate),
     ):
         app.register_blueprint(blueprint)
     return app

@@ -13,6 +13,7 @@ from relay.web.render import json_response, time_text
 
 if TYPE_CHECKING:
     from relay.store.audit import Record
+    from relay.web import answers
     from relay.web.auth import Caller, Gate
     from relay.web.paging import Cursors
     from relay.web.parts import Api
@@ -38,7 +39,7 @@ def routes(api: Api, gate: Gate, cursors: Cursors) -> Blueprint:
     return blueprint
 
 
-def _rendered(record: Record) -> dict[str, object]:
+def _rendered(record: Record) -> answers.AuditRecord:
     return {
         "id": str(record.id),
         "at": time_text(record.created_at),

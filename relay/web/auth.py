@@ -67,6 +67,7 @@ class Gate:
         self._holders: _Known[bytes, Holder] = _Known()
         self._workspaces: _Known[str, Workspace] = _Known()
         self._last_use = LastUse(api.engine)
+        self._asked: dict[Callable[..., object], tuple[Scope, ...]] = {}
 
     def scoped(
         self, scope: Scope, *others: Scope
@@ -82,6 +83,7 @@ class Gate:
             def checked(*args: P.args, **kwargs: P.kwargs) -> ResponseReturnValue:
                 return view(self._caller(scope, others), *args, **kwargs)
 
+            self._asked[checked] = (scope, *others)
             return checked
 
         return decorate
@@ -97,7 +99,12 @@ class Gate:
                 raise Problem(403, "instance_key_only", "Only the instance's key (RELAY_ADMIN_KEY) may do this.")
             return view(*args, **kwargs)
 
+        self._asked[checked] = ()
         return checked
+
+    def scopes_of(self, view: Callable[..., object]) -> tuple[Scope, ...] | None:
+        """Return the scopes of which a view wants one; none for one that wants the instance key, None for no key."""
+        return self._asked.get(view)
 
     def _caller(self, scope: Scope, others: tuple[Scope, ...]) -> Caller:
         token = _token()

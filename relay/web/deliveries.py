@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from relay.store.deliveries import Attempt, Delivery
+    from relay.web import answers
     from relay.web.auth import Caller, Gate
     from relay.web.paging import Cursors
     from relay.web.parts import Api
@@ -77,7 +78,7 @@ def routes(api: Api, gate: Gate, cursors: Cursors) -> Blueprint:
     return blueprint
 
 
-def rendered(delivery: Delivery) -> dict[str, object]:
+def rendered(delivery: Delivery) -> answers.Delivery:
     """Return a delivery as the API shows it, its attempts at the end."""
     last = delivery.last_attempt
     return {
@@ -87,9 +88,9 @@ def rendered(delivery: Delivery) -> dict[str, object]:
     }
 
 
-def summary(delivery: Delivery) -> dict[str, object]:
+def summary(delivery: Delivery) -> answers.DeliverySummary:
     """Return a delivery as lists show it: without its attempts."""
-    deferred = None
+    deferred: answers.Deferred | None = None
     if delivery.deferred_reason is not None:
         deferred = {
             "reason": delivery.deferred_reason,
@@ -113,7 +114,7 @@ def summary(delivery: Delivery) -> dict[str, object]:
     }
 
 
-def attempt_of(attempt: Attempt) -> dict[str, object]:
+def attempt_of(attempt: Attempt) -> answers.Attempt:
     """Return one line of a delivery's log as the API shows it."""
     # Of an address that policy refuses nothing is told: neither what it is nor how it behaves.
     refused = attempt.code == Fault.REFUSED
@@ -143,7 +144,7 @@ def attempt_of(attempt: Attempt) -> dict[str, object]:
     }
 
 
-def _evidence(last: dict[str, Any]) -> dict[str, object]:
+def _evidence(last: dict[str, Any]) -> answers.LastAttempt:
     """Return what a dead delivery keeps of its last attempt, as store/results.py has it."""
     refused = last.get("code") == Fault.REFUSED
     return {

@@ -18,6 +18,7 @@ from relay.web.render import json_response
 if TYPE_CHECKING:
     from typing import Any
 
+    from relay.web import answers
     from relay.web.auth import Caller, Gate
     from relay.web.parts import Api
 
@@ -78,7 +79,8 @@ def routes(api: Api, gate: Gate) -> Blueprint:
             if not locked(connection, acting).enabled:
                 raise Problem(409, "endpoint_disabled", "The endpoint is disabled: enable it, which brings them back.")
             endpoint_changes.retry_now(connection, acting)
-        return json_response({"id": str(acting.endpoint_id)}, 202)
+        shown: answers.Asked = {"id": str(acting.endpoint_id)}
+        return json_response(shown, 202)
 
     @blueprint.post("/v1/endpoints/<endpoint_id>/cancel-pending")
     @gate.scoped(Scope.WRITE)
@@ -89,7 +91,8 @@ def routes(api: Api, gate: Gate) -> Blueprint:
         with api.engine.begin() as connection:
             locked(connection, acting)
             endpoint_changes.cancel_pending(connection, acting)
-        return json_response({"id": str(acting.endpoint_id)}, 202)
+        shown: answers.Asked = {"id": str(acting.endpoint_id)}
+        return json_response(shown, 202)
 
     return blueprint
 

@@ -13,6 +13,7 @@ from relay.core.model import Signing
 from relay.core.secret import Secret, check_secret
 from relay.core.transports import TRANSPORTS
 from relay.web.models import Limits, Request, judged
+from relay.web.openapi.formats import SUBSCRIPTION, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,6 +48,42 @@ DEFAULTS: Final[dict[str, Any]] = {
     "metadata": {},
     "enabled": True,
 }
+
+# What the document says of values that are judged here in more than their type.
+_URL: Final = shown({"type": "string", "maxLength": url.MAX_URL_LENGTH, "examples": ["https://example.com/hooks"]})
+_SECRET: Final = shown(
+    {
+        "type": ["string", "null"],
+        "writeOnly": True,
+        "description": "`whsec_` and the base64 of 24 to 64 bytes; `whsk_` and that of seed and public key for "
+        "`standard-ed25519`; a chat platform's token. One is made where none is given.",
+    }
+)
+_WAIT: Final = {"type": ["integer", "null"], "minimum": 1, "maximum": backoff.LONGEST_WAIT_MS}
+_RETRY: Final = shown(
+    {
+        "type": "object",
+        "description": "When failed deliveries are tried again. What is absent or null is at its default.",
+        "properties": {
+            "strategy": {"enum": [*backoff.Strategy, None]},
+            "max_attempts": {"type": ["integer", "null"], "minimum": 1, "maximum": backoff.MAX_ATTEMPTS},
+            "base_ms": _WAIT,
+            "max_ms": _WAIT,
+            "factor": {"type": ["number", "null"], "minimum": 1, "maximum": backoff.MAX_FACTOR},
+            "jitter": {"type": ["number", "null"], "minimum": 0, "maximum": 1},
+            "statuses": {
+                "type": ["array", "null"],
+                "items": {"type": "integer", "minimum": 400, "maximum": 499, "not": {"const": 410}},
+            },
+            "schedule_ms": {
+                "type": ["array", "null"],
+                "items": {"type": "integer", "minimum": 0, "maximum": backoff.LONGEST_WAIT_MS},
+                "maxItems": backoff.MAX_ATTEMPTS - 1,
+            },
+        },
+        "additionalProperties": False,
+    }
+)
 
 
 class ClientCertificate(Request):
@@ -201,7 +238,11 @@ class EndpointFields(Request):
     description: Annotated[str, Field(max_length=1000)] | None = DEFAULTS["description"]
     event_types: (
         Annotated[
-            list[Annotated[str, judged(lambda value, _limits, _beside: event_types.check_pattern(value))]],
+            list[
+                Annotated[
+                    str, judged(lambda value, _limits, _beside: event_types.check_pattern(value)), shown(SUBSCRIPTION)
+                ]
+            ],
             Field(max_length=MAX_EVENT_TYPES),
         ]
         | None
@@ -212,7 +253,7 @@ class EndpointFields(Request):
     burst: Annotated[int, Field(ge=1, le=MAX_BURST)] | None = DEFAULTS["burst"]
     max_in_flight: Annotated[int, Field(ge=1, le=10_000)] | None = None
     timeout_ms: Annotated[int, Field(ge=100, le=30_000), judged(_check_timeout)] | None = None
-    retry: Annotated[dict[str, Any], judged(_check_retry)] | None = DEFAULTS["retry"]
+    retry: Annotated[dict[str, Any], judged(_check_retry), _RETRY] | None = DEFAULTS["retry"]
     metadata: Annotated[dict[str, Any], judged(_check_metadata)] | None = DEFAULTS["metadata"]
     enabled: bool | None = DEFAULTS["enabled"]
 
@@ -237,21 +278,27 @@ class EndpointFields(Request):
 class EndpointRequest(EndpointFields):
     """POST /v1/endpoints."""
 
-    url: Annotated[str, judged(_check_url)]
-    secret: Annotated[str | None, judged(_check_secret)] = Field(default=None, validate_default=True, repr=False)
+    url: Annotated[str, judged(_check_url), _URL]
+    secret: Annotated[str | None, judged(_check_secret), _SECRET] = Field(
+        default=None, validate_default=True, repr=False
+    )
+
+
+def _no_default(schema: dict[str, Any]) -> None:
+    del schema["default"]
 
 
 class EndpointPatch(EndpointFields):
     """PATCH /v1/endpoints/{id}: only what is given changes; null is a field's default."""
 
     # Not nullable, and never at its default: only a URL that was given is looked at.
-    url: Annotated[str, judged(_check_url)] = ""
+    url: Annotated[str, judged(_check_url), _URL] = Field(default="", json_schema_extra=_no_default)
 
 
 class SecretRequest(Request):
     """POST /v1/endpoints/{id}/rotate-secret. What the secret must be depends on the endpoint."""
 
-    secret: str | None = Field(default=None, repr=False)
+    secret: Annotated[str | None, _SECRET] = Field(default=None, repr=False)
 
 
 class NoFields(Request):

@@ -19,6 +19,7 @@ from relay.web.endpoints import by, locked, sealed
 from relay.web.render import json_response, optional_time
 
 if TYPE_CHECKING:
+    from relay.web import answers
     from relay.web.auth import Caller, Gate
     from relay.web.parts import Api
 
@@ -47,12 +48,11 @@ def routes(api: Api, gate: Gate) -> Blueprint:
                 # A platform knows one token at a time.
                 overlap_secs=0 if stored.transport in TRANSPORTS else api.settings.secret_overlap_secs,
             )
-        return json_response(
-            {
-                "id": str(acting.endpoint_id),
-                "secret": key.reveal(),
-                "previous_secret_expires_at": optional_time(expires_at),
-            }
-        )
+        shown: answers.RotatedSecret = {
+            "id": str(acting.endpoint_id),
+            "secret": key.reveal(),
+            "previous_secret_expires_at": optional_time(expires_at),
+        }
+        return json_response(shown)
 
     return blueprint

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from relay.store.endpoint_changes import By
     from relay.store.endpoints import Endpoint
+    from relay.web import answers
     from relay.web.auth import Caller, Gate
     from relay.web.parts import Api
 
@@ -65,15 +66,13 @@ def routes(api: Api, gate: Gate) -> Blueprint:
             raise unknown("delivery")
         attempts = [attempt for attempt in delivery.attempts if attempt.number is not None]
         tried = attempts or delivery.finished_at is not None
-        return json_response(
-            {
-                "delivery_id": str(delivery.id),
-                "status": delivery.status.label,
-                "reason": delivery.reason,
-                "attempt": attempt_of(attempts[-1]) if attempts else None,
-            },
-            200 if tried else 202,
-        )
+        shown: answers.Tested = {
+            "delivery_id": str(delivery.id),
+            "status": delivery.status.label,
+            "reason": delivery.reason,
+            "attempt": attempt_of(attempts[-1]) if attempts else None,
+        }
+        return json_response(shown, 200 if tried else 202)
 
     def _patience(endpoint: Endpoint) -> float:
         timeout_ms = endpoint.timeout_ms or api.settings.total_timeout_ms

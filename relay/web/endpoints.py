@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from relay.store.endpoints import Fields
     from relay.store.vault import Vault
+    from relay.web import answers
     from relay.web.auth import Caller, Gate
     from relay.web.paging import Cursors
     from relay.web.parts import Api
@@ -78,7 +79,8 @@ def routes(api: Api, gate: Gate, cursors: Cursors) -> Blueprint:
             own = caller.workspace.max_endpoints is not None
             remedy = "use another workspace" + ("" if own else ", or have RELAY_WORKSPACE_MAX_ENDPOINTS raised")
             raise Problem(409, "endpoint_limit", f"The workspace has as many endpoints as it may: {remedy}.")
-        response = json_response({**rendered(made), "secret": key.reveal()}, 201)
+        shown: answers.NewEndpoint = {**rendered(made), "secret": key.reveal()}
+        response = json_response(shown, 201)
         response.headers["Location"] = f"/v1/endpoints/{endpoint_id}"
         return response
 
@@ -159,7 +161,7 @@ def sealed(vault: Vault, secret: Secret, endpoint_id: UUID) -> bytes:
     return vault.seal(secret, owner=endpoint_id)
 
 
-def rendered(endpoint: Endpoint) -> dict[str, object]:
+def rendered(endpoint: Endpoint) -> answers.Endpoint:
     """Return an endpoint as the API shows it: secrets masked, its breaker and what it answered lately beside."""
     activity = endpoint.activity
     return {
@@ -178,7 +180,7 @@ def rendered(endpoint: Endpoint) -> dict[str, object]:
         "burst": endpoint.burst,
         "max_in_flight": endpoint.max_in_flight,
         "timeout_ms": endpoint.timeout_ms,
-        "retry": backoff.to_json(backoff.parse_retry(endpoint.retry)),
+        "retry": cast("answers.Retry", backoff.to_json(backoff.parse_retry(endpoint.retry))),
         "metadata": endpoint.metadata,
         "enabled": endpoint.enabled,
         "disabled_at": optional_time(endpoint.disabled_at),

@@ -17,6 +17,7 @@ from relay.web.render import json_response, time_text
 
 if TYPE_CHECKING:
     from relay.store.event_reading import Event
+    from relay.web import answers
     from relay.web.auth import Caller, Gate
     from relay.web.paging import Cursors
     from relay.web.parts import Api
@@ -59,7 +60,11 @@ def routes(api: Api, gate: Gate, cursors: Cursors) -> Blueprint:
             if not found:
                 raise unknown("event")
             made = delivery_lists.by_ids(connection, workspace_id=workspace_id, ids=found.delivery_ids)
-        return json_response({**_rendered(found), "deliveries": [summary(delivery) for delivery in made]})
+        shown: answers.EventWithDeliveries = {
+            **_rendered(found),
+            "deliveries": [summary(delivery) for delivery in made],
+        }
+        return json_response(shown)
 
     @blueprint.get("/v1/events/<event_id>/payload")
     @gate.scoped(Scope.READ)
@@ -86,7 +91,7 @@ def _spelled(made: TimeRange) -> str:
     return f"{made.since}..{made.until}"
 
 
-def _rendered(event: Event) -> dict[str, object]:
+def _rendered(event: Event) -> answers.Event:
     return {
         "id": str(event.id),
         "type": event.type,

@@ -15,11 +15,13 @@ from relay.core.payload_schema import check_schema
 from relay.store import event_types
 from relay.web import bodies, models
 from relay.web.auth import request_id
+from relay.web.openapi.formats import shown
 from relay.web.problems import Problem, unknown
 from relay.web.render import json_response, time_text
 
 if TYPE_CHECKING:
     from relay.store.event_types import EventType
+    from relay.web import answers
     from relay.web.auth import Caller, Gate
     from relay.web.parts import Api
 
@@ -28,7 +30,7 @@ class EventTypeRequest(models.Request):
     """PUT /v1/event-types/{name}."""
 
     description: Annotated[str, Field(max_length=1000)] = ""
-    json_schema: Any = None
+    json_schema: Annotated[Any, shown({"type": ["object", "boolean", "null"]})] = None
 
 
 def routes(api: Api, gate: Gate) -> Blueprint:
@@ -41,7 +43,7 @@ def routes(api: Api, gate: Gate) -> Blueprint:
         """List the registered types by name, without their schemas."""
         with api.engine.connect() as connection:
             found = event_types.list_all(connection, workspace_id=caller.workspace.id)
-        rows = [
+        rows: list[answers.RegisteredTypeSummary] = [
             {
                 "name": one.name,
                 "description": one.description,
@@ -124,7 +126,7 @@ def _path_type(name: str) -> str | None:
         return None
 
 
-def _rendered(event_type: EventType) -> dict[str, object]:
+def _rendered(event_type: EventType) -> answers.RegisteredType:
     return {
         "name": event_type.name,
         "description": event_type.description,

@@ -11,6 +11,7 @@ from relay.web.readiness import Readiness
 from relay.web.render import json_response
 
 if TYPE_CHECKING:
+    from relay.web import answers
     from relay.web.parts import Api
 
 
@@ -22,7 +23,8 @@ def routes(api: Api) -> Blueprint:
     @blueprint.get("/healthz")
     def healthz() -> Response:
         """Say that this process runs, and nothing of what it depends on: a restart of it would mend none of that."""
-        return json_response({"status": "ok"})
+        alive: answers.Alive = {"status": "ok"}
+        return json_response(alive)
 
     @blueprint.get("/readyz")
     def readyz() -> Response:
@@ -45,6 +47,7 @@ def routes(api: Api) -> Blueprint:
                 headers={"Retry-After": str(RETRY_AFTER_SECS)},
                 members={"checks": shown},
             )
-        return json_response({"status": "ready", "checks": shown})
+        ready: answers.Ready = {"status": "ready", "checks": shown}
+        return json_response(ready)
 
     return blueprint

@@ -18,6 +18,7 @@ from relay.web.endpoints import sealed
 from relay.web.render import json_response, optional_time
 
 if TYPE_CHECKING:
+    from relay.web import answers
     from relay.web.auth import Caller, Gate
     from relay.web.parts import Api
 
@@ -46,12 +47,11 @@ def routes(api: Api, gate: Gate) -> Blueprint:
                 actor=caller.actor,
                 request_id=request_id(),
             )
-        return json_response(
-            {
-                "id": str(workspace_id),
-                "secret": key.reveal(),
-                "previous_secret_expires_at": optional_time(expires_at),
-            }
-        )
+        shown: answers.RotatedSecret = {
+            "id": str(workspace_id),
+            "secret": key.reveal(),
+            "previous_secret_expires_at": optional_time(expires_at),
+        }
+        return json_response(shown)
 
     return blueprint

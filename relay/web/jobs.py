@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from relay.store.events import Taken
     from relay.store.jobs import Job
     from relay.store.vault import Vault
+    from relay.web import answers
     from relay.web.admission import Admission
     from relay.web.auth import Caller, Gate
     from relay.web.parts import Api
@@ -206,13 +207,11 @@ def _by(caller: Caller, delivery: Delivery) -> By:
     return By(workspace_id=caller.workspace.id, delivery_id=delivery.id, actor=caller.actor, request_id=request_id())
 
 
-def _rendered(delivery: Delivery, job: Job) -> dict[str, object]:
+def _rendered(delivery: Delivery, job: Job) -> answers.Job:
     """Return a job as the API shows it: its delivery, with a state in the status's place, and what it was asked as."""
     shown = rendered(delivery)
-    del shown["status"]
-    attempts = shown.pop("attempts")
     return {
-        "id": shown.pop("id"),
+        "id": shown["id"],
         "state": _state(delivery, job),
         "url": job.url,
         "headers": [[name, MASKED] for name in job.header_names],
@@ -221,8 +220,18 @@ def _rendered(delivery: Delivery, job: Job) -> dict[str, object]:
         "max_attempts": job.max_attempts,
         "timeout_ms": job.timeout_ms,
         "expires_at": optional_time(job.expires_at),
-        **shown,
-        "attempts": attempts,
+        "event_id": shown["event_id"],
+        "endpoint_id": shown["endpoint_id"],
+        "event_type": shown["event_type"],
+        "reason": shown["reason"],
+        "attempt_count": shown["attempt_count"],
+        "generation": shown["generation"],
+        "due_at": shown["due_at"],
+        "created_at": shown["created_at"],
+        "finished_at": shown["finished_at"],
+        "deferred": shown["deferred"],
+        "last_attempt": shown["last_attempt"],
+        "attempts": shown["attempts"],
     }
 
 

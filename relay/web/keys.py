@@ -16,6 +16,7 @@ from relay.web.render import json_response, optional_time, time_text
 
 if TYPE_CHECKING:
     from relay.store.keys import Key
+    from relay.web import answers
     from relay.web.auth import Caller, Gate
     from relay.web.paging import Cursors
     from relay.web.parts import Api
@@ -40,7 +41,8 @@ def routes(api: Api, gate: Gate, cursors: Cursors) -> Blueprint:
                 actor=caller.actor,
                 request_id=request_id(),
             )
-        return json_response({**_rendered(made), "key": text.reveal()}, 201)
+        shown: answers.NewKey = {**_rendered(made), "key": text.reveal()}
+        return json_response(shown, 201)
 
     @blueprint.get("/v1/keys")
     @gate.scoped(Scope.ADMIN)
@@ -72,7 +74,7 @@ def routes(api: Api, gate: Gate, cursors: Cursors) -> Blueprint:
     return blueprint
 
 
-def _rendered(key: Key) -> dict[str, object]:
+def _rendered(key: Key) -> answers.Key:
     return {
         "id": str(key.id),
         "workspace_id": str(key.workspace_id),

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import PydanticCustomError
 
 from relay.core.errors import InvalidInput
+from relay.web.openapi.formats import shown
 from relay.web.problems import FieldError, invalid
 
 if TYPE_CHECKING:
@@ -98,7 +99,11 @@ class WorkspaceChange(Request):
 class WorkspaceRequest(WorkspaceChange):
     """POST /v1/workspaces."""
 
-    name: Annotated[str, judged(_check_workspace_name)]
+    name: Annotated[
+        str,
+        judged(_check_workspace_name),
+        shown({"type": "string", "pattern": f"^{_WORKSPACE_NAME.pattern}$", "examples": ["billing"]}),
+    ]
 
 
 class KeyRequest(Request):

@@ -13,7 +13,7 @@ from relay.store.pages import Position
 from relay.web.problems import FieldError, invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from relay.config import Settings
     from relay.store.pages import Listed, Page
@@ -58,7 +58,7 @@ class Cursors:
         after = None if text is None else Position(*cursor.decode(text, of=of, key=self._key, ids=ids))
         return after, int(limit)
 
-    def render(self, page: Page[T], of: str, row: Callable[[T], dict[str, object]]) -> dict[str, object]:
+    def render(self, page: Page[T], of: str, row: Callable[[T], Mapping[str, object]]) -> dict[str, object]:
         """Return the answer for a page of the list `of`, each of its rows rendered by `row`."""
         following = None
         if page.next is not None:

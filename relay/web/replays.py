@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from flask import Blueprint, Response
 
 from relay.core.filters import parse_delivery_filter
-from relay.core.model import Scope, Status
+from relay.core.model import DeadReason, Scope, Status
 from relay.store import replays
 from relay.web import models
 from relay.web.auth import request_id
 from relay.web.endpoint_life import optional_object, read_nothing
+from relay.web.openapi.formats import EVENT_TYPE, GIVEN_TIME, choice, nullable
 from relay.web.parts import new_id, path_id
 from relay.web.problems import Problem, unknown
 from relay.web.render import json_response, optional_time, time_text
 
 if TYPE_CHECKING:
     from relay.store.replays import Replay
+    from relay.web import answers
     from relay.web.auth import Caller, Gate
     from relay.web.parts import Api
 
@@ -28,11 +30,11 @@ _STATUSES: Final = (Status.DEAD, Status.CANCELED, Status.DELIVERED)
 class ReplayEndpoint(models.Request):
     """POST /v1/endpoints/{id}/replay. What the texts must be is the filter's to say."""
 
-    status: str | None = None
-    event_type: str | None = None
-    reason: str | None = None
-    since: str | None = None
-    until: str | None = None
+    status: Annotated[str | None, nullable(choice(one.label for one in _STATUSES))] = None
+    event_type: Annotated[str | None, nullable(EVENT_TYPE)] = None
+    reason: Annotated[str | None, nullable(choice(DeadReason))] = None
+    since: Annotated[str | None, nullable(GIVEN_TIME)] = None
+    until: Annotated[str | None, nullable(GIVEN_TIME)] = None
     #: Of no effect: `status` says it, where delivered ones are meant.
     force: bool = False
 
@@ -98,15 +100,17 @@ def routes(api: Api, gate: Gate) -> Blueprint:
     return blueprint
 
 
-def _rendered(replay: Replay) -> dict[str, object]:
-    filters = dict.fromkeys(("status", "event_type", "reason"), None) | replay.wanted.to_json()
+def _rendered(replay: Replay) -> answers.Replay:
+    wanted = replay.wanted
     return {
         "id": str(replay.id),
         "endpoint_id": str(replay.endpoint_id),
         "state": replay.state,
-        **filters,
-        "since": optional_time(replay.wanted.made.since),
-        "until": optional_time(replay.wanted.made.until),
+        "status": None if wanted.status is None else wanted.status.label,
+        "event_type": wanted.event_type,
+        "reason": wanted.reason,
+        "since": optional_time(wanted.made.since),
+        "until": optional_time(wanted.made.until),
         "matched": replay.matched,
         "replayed": replay.replayed,
         "skipped": replay.skipped,

@@ -15,6 +15,7 @@ from relay.web.problems import Problem
 from relay.web.render import json_response
 
 if TYPE_CHECKING:
+    from relay.web import answers
     from relay.web.parts import Api
 
 #: Seconds for which an answer may be kept; less where a key's time ends before.
@@ -40,7 +41,8 @@ def routes(api: Api) -> Blueprint:
                 "standard-ed25519.",
             )
         keys = [found.current] if found.previous is None else [found.current, found.previous]
-        response = json_response({"keys": [_jwk(key) for key in keys]})
+        shown: answers.PublicKeys = {"keys": [_jwk(key) for key in keys]}
+        response = json_response(shown)
         age = MAX_AGE_SECS if found.previous_ends_in is None else min(MAX_AGE_SECS, int(found.previous_ends_in))
         response.headers["Cache-Control"] = f"public, max-age={age}"
         return response
@@ -48,11 +50,18 @@ def routes(api: Api) -> Blueprint:
     return blueprint
 
 
-def _jwk(key: bytes) -> dict[str, object]:
+def _jwk(key: bytes) -> answers.PublicKey:
     """A key as RFC 8037 section 2 has it; its id is its thumbprint (RFC 7638), so it stays the same everywhere."""
     required = {"crv": "Ed25519", "kty": "OKP", "x": _base64url(key)}
     thumbprint = hashlib.sha256(json.dumps(required, separators=(",", ":")).encode()).digest()
-    return {**required, "kid": _base64url(thumbprint), "use": "sig", "alg": "EdDSA"}
+    return {
+        "crv": required["crv"],
+        "kty": required["kty"],
+        "x": required["x"],
+        "kid": _base64url(thumbprint),
+        "use": "sig",
+        "alg": "EdDSA",
+    }
 
 
 def _base64url(data: bytes) -> str:

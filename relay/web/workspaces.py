@@ -15,6 +15,7 @@ from relay.web.render import json_response, time_text
 
 if TYPE_CHECKING:
     from relay.store.workspaces import Workspace
+    from relay.web import answers
     from relay.web.auth import Gate
     from relay.web.paging import Cursors
     from relay.web.parts import Api
@@ -76,7 +77,7 @@ def routes(api: Api, gate: Gate, cursors: Cursors) -> Blueprint:
     return blueprint
 
 
-def _rendered(workspace: Workspace) -> dict[str, object]:
+def _rendered(workspace: Workspace) -> answers.Workspace:
     return {
         "id": str(workspace.id),
         "name": workspace.name,

@@ -84,7 +84,18 @@ ROUTES = [
 #: One that either of two scopes opens.
 EITHER = ("GET", f"/jobs/{UNKNOWN}", ("ingest", "read"))
 #: Those that everybody may ask.
-OPEN = {("GET", path) for path in ("/healthz", "/readyz", "/metrics", f"/.well-known/webhook-keys/{UNKNOWN}")}
+OPEN = {
+    ("GET", path)
+    for path in (
+        "/healthz",
+        "/readyz",
+        "/metrics",
+        "/openapi.json",
+        "/docs",
+        "/docs/style.css",
+        f"/.well-known/webhook-keys/{UNKNOWN}",
+    )
+}
 INSTANCE_ROUTES = [
     ("POST", "/v1/workspaces"),
     ("GET", "/v1/workspaces"),

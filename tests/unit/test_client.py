@@ -29,6 +29,7 @@ from tests.stack import quiet_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 SENT = {"id": "e", "type": "a.b", "created_at": "2026-11-30T20:17:35.616211Z", "deliveries": []}
 #: Status, headers and JSON of an answer; a status of 0 cuts the connection, -1 says nothing.
@@ -143,8 +144,17 @@ def test_a_long_wait_is_left_to_the_caller(api: Api, relay: Relay) -> None:
         relay.send("a.b", {})
 
     assert time.monotonic() - started < 5
-    assert (caught.value.retry_after, caught.value.code, len(api.came)) == (21600, "ingest_rate", 1)
+    assert (caught.value.retry_after, caught.value.code, len(api.came)) == (86400.0, "ingest_rate", 1)
     assert caught.value.idempotency_key == api.came[0][2]["idempotency-key"]
+
+
+def test_the_key_is_the_one_given(api: Api, relay: Relay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A .netrc that knows the host does not take the key's place."""
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login somebody password else\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    relay.send("a.b", {})
+    assert api.came[0][2]["authorization"] == "Bearer rk_x"
 
 
 def test_retries_end(api: Api) -> None:
@@ -211,7 +221,8 @@ def test_what_is_not_relay_is_told_apart(api: Api, relay: Relay) -> None:
     api.answers = [(302, {"Location": "https://login.example.com"}, b"")]
     with pytest.raises(UnexpectedAnswer, match=r"leads on to https://login\.example\.com"):
         relay.send("a.b", {})
-    for value in (b"<html>", [], {"id": 1}):
+    values: list[Any] = [b"<html>", [], {"id": 1}]
+    for value in values:
         api.answers = [(200, {}, value)]
         with pytest.raises(UnexpectedAnswer):
             relay.endpoints.get("x")
@@ -337,3 +348,24 @@ except ConfigurationError as error:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Verified(scheme='relay', delivery_id='d'")
     assert "pip install cryptography" in done.stdout
+
+
+def test_the_commands_on_the_api_need_little_more() -> None:
+    """They run beside the client's packages and click, so that they start fast and work where no server is installed."""
+    asked = [
+        ["send"],
+        ["endpoints", "list"],
+        ["deliveries", "list"],
+        ["replay"],
+        ["listen"],
+        ["completion"],
+        ["doctor"],
+    ]
+    code = f"""
+from click.testing import CliRunner
+from relay.cli.main import main
+for command in {asked!r}:
+    print(CliRunner().invoke(main, [*command, "--help"], catch_exceptions=False).exit_code)
+"""
+    done = alone(code, "click")
+    assert done.stdout.split() == ["0"] * len(asked), done.stderr

@@ -124,7 +124,7 @@ def test_other_mistakes_of_receivers_are_recognised() -> None:
 def test_the_receivers_own_faults_are_told_apart() -> None:
     """What no request can mend is no NotVerified: a wrong kind of secret, a scheme that there is not, a parsed body."""
     standard, relay = signed(Signing.STANDARD, SECRET), signed(Signing.RELAY, SECRET)
-    for arguments, options in (
+    cases: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
         ((standard, BODY, "hunter2"), {}),
         ((standard, BODY, PRIVATE.reveal()), {}),
         ((standard, BODY, {"keys": []}), {}),
@@ -134,7 +134,8 @@ def test_the_receivers_own_faults_are_told_apart() -> None:
         ((relay, BODY, SECRET), {"scheme": "none"}),
         ((relay, BODY, SECRET), {"scheme": "standard-ed25519"}),
         ((relay, BODY, jwks(PUBLIC)), {"scheme": "relay"}),
-    ):
+    ]
+    for arguments, options in cases:
         with pytest.raises(ConfigurationError):
             verify(*arguments, now=NOW, **options)
     with pytest.raises(TypeError, match=r"request\.get_data"):

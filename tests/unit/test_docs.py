@@ -20,7 +20,7 @@ from relay.testkit import index
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 #: Pages that these tests answer for.
-PAGES = ("api", "architecture", "configuration", "delivery", "receiving", "running", "security")
+PAGES = ("api", "architecture", "cli", "client", "configuration", "delivery", "receiving", "running", "security")
 
 BODY = b'{"type":"order.paid","amount":4999}'
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+AT = "2026-11-30T20:17:35.616211Z"
+
 
 @pytest.fixture
 def api() -> Iterator[Callable[[int, dict[str, Any]], str]]:
@@ -29,8 +31,9 @@ def api() -> Iterator[Callable[[int, dict[str, Any]], str]]:
                 self.answer(status, value)
 
             def do_GET(self) -> None:
-                attempts = [{"status": 200}]
-                self.answer(200, {"id": "d", "status": "delivered", "attempt_count": 1, "attempts": attempts})
+                attempts = [{"at": AT, "class": "success", "status": 200}]
+                ids = {"id": "d", "event_id": "e", "endpoint_id": "p", "created_at": AT, "reason": None}
+                self.answer(200, {**ids, "status": "delivered", "attempt_count": 1, "attempts": attempts})
 
             def answer(self, code: int, body: dict[str, Any]) -> None:
                 text = json.dumps(body).encode()
@@ -87,7 +90,8 @@ def test_deliveries_are_counted_in_good_english(
     api: Callable[[int, dict[str, Any]], str], count: int, counted: str
 ) -> None:
     """One delivery is no deliveries, and one attempt no attempts."""
-    url = api(202, {"id": "e", "deliveries": [{"id": "d"}] * count})
+    planned = [{"id": "d", "endpoint_id": "p"}] * count
+    url = api(202, {"id": "e", "type": "a.b", "created_at": AT, "deliveries": planned})
 
     code, said, _ = send(url)
 
