@@ -372,7 +372,7 @@ def make_worker(settings: Settings) -> Worker:
         PartitionsAhead(engine=engine),
         replay,
         wake,
-        Sleepers(engine=engine),
+        Sleepers(engine=engine, hot=hot),
         Retention(
             engine=engine,
             hot=hot,

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -204,6 +206,16 @@ def _unique_items(_validator: Any, wanted: bool, instance: Any, _schema: Any) ->
         yield jsonschema.ValidationError("has equal items")
 
 
+def _multiple_of(_validator: Any, factor: Any, instance: Any, _schema: Any) -> Iterator[jsonschema.ValidationError]:
+    # As spelled in decimals: to the doubles 19.99 is no multiple of 0.01.
+    if isinstance(instance, bool) or not isinstance(instance, (int, float)):
+        return
+    if not math.isfinite(instance):
+        raise OverflowError("no decimal to compare")
+    if Fraction(repr(instance)) % Fraction(repr(factor)):
+        yield jsonschema.ValidationError(f"is not a multiple of {factor}")
+
+
 def _frozen(value: Any) -> object:
     """Make something hashable that equals another's just where the values are equal, to JSON Schema: 1 and 1.0 are, 1
     and true are not."""
@@ -219,6 +231,7 @@ _OWN: Final = {
     "patternProperties": _pattern_properties,
     "additionalProperties": _additional_properties,
     "uniqueItems": _unique_items,
+    "multipleOf": _multiple_of,
 }
 _Validator: Final[Any] = validators.extend(
     Draft202012Validator,

@@ -18,7 +18,8 @@ _LOAD = sql.SQL("""
 select id, version, transport, url, signing, headers, certificate, certificate_key, secret,
     -- One that is over is not even opened: its key may be gone.
     case when previous_secret_expires_at > now() then previous_secret end,
-    extract(epoch from previous_secret_expires_at)::float8, rate_per_second, burst, max_in_flight, timeout_ms, retry
+    extract(epoch from previous_secret_expires_at)::float8, rate_per_second, burst, max_in_flight, timeout_ms, retry,
+    deleted_at is not null
 from relay.endpoints where id = any(%(ids)s)
 """)
 
@@ -66,6 +67,8 @@ class DestinationRow(NamedTuple):
     max_in_flight: int | None
     timeout_ms: int | None
     retry: dict[str, Any]
+    #: Its secrets are gone, and nothing is sent to it any more.
+    deleted: bool
 
 
 def load(connection: sa.Connection, ids: Sequence[UUID]) -> list[DestinationRow]:

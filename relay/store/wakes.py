@@ -103,6 +103,28 @@ limit :limit
 """)
 
 
+# A paused row has no due time, so nothing else would come upon its expiry.
+_RIPEN = sql.SQL("""
+with over as (
+    select x.id from relay.endpoints p
+    cross join lateral (
+        select d.id from relay.deliveries d
+        where d.endpoint_id = p.id and d.status = 0 and (d.attempt_count > 0 or d.deferred_reason is not null)
+          and d.due_at is null and d.expires_at <= now()
+        limit %(limit)s
+    ) x
+    where not p.enabled and p.deleted_at is null
+    limit %(limit)s
+),
+locked as (
+    select d.id from relay.deliveries d join over o on o.id = d.id
+    where d.status + 0 = 0 and d.due_at is null order by d.id for no key update of d skip locked
+)
+update relay.deliveries d set due_at = now(), announced_at = null, lease_token = null
+from locked l where d.id = l.id
+""")
+
+
 class Wake(NamedTuple):
     """A request, and what its endpoint says to it."""
 
@@ -180,3 +202,8 @@ def is_pending(connection: sa.Connection, wake: Wake) -> bool:
 def sleepers(connection: sa.Connection, *, limit: int) -> list[UUID]:
     """Return enabled endpoints that have paused rows: an enable was lost on them, or overtook their pause."""
     return list(connection.execute(_SLEEPERS, {"limit": limit}).scalars())
+
+
+def ripen_expired(connection: sa.Connection, *, limit: int) -> int:
+    """Make paused rows due whose time is over, so that the next claim ends them as expired; return how many."""
+    return run(connection, _RIPEN, {"limit": limit}).rowcount

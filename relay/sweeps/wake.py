@@ -84,16 +84,26 @@ class Wake:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sleepers:
-    """Asks for the rows that an enable did not reach: their pause was written after it."""
+    """Looks after paused rows that nothing else comes upon.
+
+    Those that an enable did not reach, as their pause was written after it; and those of disabled endpoints whose time
+    is over.
+    """
 
     engine: sa.Engine
+    hot: sa.Engine
     name: str = "sleepers"
     interval_secs: float = 60.0
+    batch: int = 500
 
     def run_once(self, *, since_last: float) -> Mapping[str, int]:  # noqa: ARG002
-        """Ask to bring forward the paused rows of enabled endpoints."""
+        """Ask to bring forward the paused rows of enabled endpoints; make expired ones due, for a claim to end them."""
         with self.engine.begin() as connection:
             found = wakes.sleepers(connection, limit=REQUESTS)
             for endpoint_id in found:
                 wakes.ask_to_bring_forward(connection, endpoint_id)
-        return {"asked": len(found)}
+        expired = 0
+        with self.hot.connect() as connection:
+            while count := wakes.ripen_expired(connection, limit=self.batch):
+                expired += count
+        return {"asked": len(found), "expired": expired}

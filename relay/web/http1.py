@@ -71,6 +71,8 @@ class Reader:
         #: Whether a head has begun and not ended.
         self.in_head = False
         self._ended = False
+        #: Bytes that came since the body's last: chunk sizes, extensions, trailers.
+        self._framing_bytes = 0
         #: Bytes of pieces in which a head had not ended, and of the head's headers themselves.
         self._head_bytes = 0
         self._lines_bytes = 0
@@ -82,6 +84,7 @@ class Reader:
         """Take what was received. What it amounts to is in `ready`, `current` and `fault` afterwards."""
         if self._ended:
             return
+        body, size = self.current, 0 if self.current is None else self.current.size
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -92,6 +95,13 @@ class Reader:
         except httptools.HttpParserError:
             # What follows a request that ends the connection is of no interest.
             self._fail(usual(400))
+        if body is not None and body is self.current and body.size == size:
+            # The parser keeps what has no end yet: without a bound a trailer could grow for as long as a body may take.
+            self._framing_bytes += len(data)
+            if self._framing_bytes > MAX_HEAD_BYTES:
+                self._fail(usual(431))
+        else:
+            self._framing_bytes = 0
         if self.in_head and self.fault is None:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:

@@ -278,7 +278,7 @@ def test_no_paused_row_sleeps_through_an_enable(start_worker: StartWorker, rows:
     endpoint = rows.endpoint(f"{receiver.url}/ok")
     delivery = rows.delivery(endpoint, due_in=3600)
     rows.sql("update relay.deliveries set deferred_reason = 'paused', due_at = null")
-    assert worker.run_sweep("sleepers") == {"asked": 1}
+    assert worker.run_sweep("sleepers") == {"asked": 1, "expired": 0}
     worker.run_sweep("wake")
     all_have(rows, [delivery], Status.DELIVERED)
 
@@ -304,3 +304,30 @@ def test_a_hold_defers_the_backlog_once_and_in_slots(start_worker: StartWorker, 
         == 10
     )
     assert receiver.count() == 1
+
+
+def test_a_paused_row_expires_too(start_worker: StartWorker, rows: Rows, receiver: Receiver) -> None:
+    """Of a disabled endpoint's paused rows, those whose time is over die of it; the others stay paused (B-34)."""
+    endpoint = rows.endpoint(f"{receiver.url}/ok", enabled=False)
+    over, later = rows.deliveries(endpoint, 2)
+    worker = start_worker()
+    wait_until(lambda: rows.value("select count(*) from relay.deliveries where deferred_reason = 'paused'") == 2)
+    rows.sql("update relay.deliveries set expires_at = now() where id = %s", [over])
+    rows.sql("update relay.deliveries set expires_at = now() + interval '1 h' where id = %s", [later])
+    assert worker.run_sweep("sleepers") == {"asked": 0, "expired": 1}
+    all_have(rows, [over], Status.DEAD)
+
+    assert rows.get(over)["reason"] == "expired"
+    assert (rows.get(later)["status"], rows.get(later)["due_at"]) == (Status.PENDING, None)
+    assert receiver.count() == 0
+
+
+def test_a_deleted_endpoint_is_no_fault(
+    start_worker: StartWorker, rows: Rows, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its secrets are gone with it, and that is not told as an error: its rows end as they should."""
+    endpoint = rows.endpoint(signing="relay")
+    rows.sql("update relay.endpoints set deleted_at = now(), enabled = false")
+    start_worker()
+    all_have(rows, [rows.delivery(endpoint)], Status.DEAD)
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []

@@ -102,3 +102,15 @@ def test_an_answer() -> None:
     assert render("200 OK", [("A", "b"), ("C", "dé")], b"body", date="now", close=True) == (
         b"HTTP/1.1 200 OK\r\nDate: now\r\nA: b\r\nC: d\xe9\r\nConnection: close\r\n\r\nbody"
     )
+
+
+@pytest.mark.parametrize("filler", [b"X" * 1000, b"X: y\r\n" * 100])
+def test_trailers_are_bounded(filler: bytes) -> None:
+    """What follows the last chunk is refused at the bound of a head, with a line's end or without."""
+    reader = _read(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n")
+    fed = 0
+    while reader.fault is None:
+        assert fed <= MAX_HEAD_BYTES + len(filler)
+        reader.feed(filler)
+        fed += len(filler)
+    assert reader.fault.status == 431

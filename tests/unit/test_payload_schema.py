@@ -110,6 +110,14 @@ def test_payloads(schema: Any, payload: Any, faults: list[tuple[str, str]]) -> N
     assert _faults(schema, payload) == faults
 
 
+@pytest.mark.parametrize("amount", ["19.99", "4.35", "0.07", "1.15", "8.2", "0.29", "1e2", "12345678.91", "-3", "0"])
+def test_multiples_are_of_the_decimals_as_spelled(amount: str) -> None:
+    """Prices are multiples of a cent, though the doubles nearest to them are none; what is none stays one."""
+    assert _faults({"multipleOf": 0.01}, amount.encode()) == []
+    assert [code for _, code in _faults({"multipleOf": 0.01}, b"0.015")] == ["multipleOf"]
+    assert _faults({"multipleOf": 0.01}, b"1e400") != []
+
+
 def test_messages_are_short() -> None:
     """A violation's text is bounded, and holds none of the payload."""
     schema = PayloadSchema({"enum": ["y" * 5000], "properties": {"a": {"type": "string"}}})

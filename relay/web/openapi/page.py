@@ -94,7 +94,8 @@ def bounds(schema: Mapping[str, Any]) -> list[str]:
     """Say what a schema asks for beside the type, briefly."""
     said = []
     for keyword, words in _BOUNDS.items():
-        if keyword in schema:
+        # A format says the same as its pattern, for people.
+        if keyword in schema and not (keyword == "pattern" and "format" in schema):
             said.append(words.format(schema[keyword]))
     if "default" in schema:
         said.append(f"default {json.dumps(schema['default'], ensure_ascii=False)}")
