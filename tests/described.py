@@ -43,7 +43,7 @@ class DescribedClient(FlaskClient):
 def judge(text: str, pattern: str | None, method: str, response: TestResponse) -> None:
     """Fail where the answer is none that a call has."""
     document = _document(text)
-    told = f"{method} {pattern or response.request.path}: {response.status_code} {response.text[:500]}"
+    told = f"{method} {pattern or response.request.path}: {response.status_code} {response.data[:500]!r}"
     if pattern is None:
         assert response.get_json()["code"] in _NOWHERE[response.status_code], f"not a call's answer: {told}"
         return

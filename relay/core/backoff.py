@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from relay.core.errors import InvalidInput
+from relay.core.numbers import whole
 
 MAX_ATTEMPTS: Final = 50
 #: Milliseconds: no single wait is longer than a week, jitter apart.
@@ -136,7 +137,7 @@ def _wrong(name: str, what: str) -> InvalidInput:
 
 
 def _whole(given: Mapping[str, object], name: str, default: int, least: int, most: int) -> int:
-    value = given.get(name, default)
+    value = whole(given.get(name, default))
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise _wrong(name, f"must be a whole number from {least} to {most}")
     return value
@@ -160,19 +161,23 @@ def _schedule(given: Mapping[str, object], strategy: Strategy) -> tuple[int, ...
         return ()
     if not 1 <= len(waits) < MAX_ATTEMPTS:
         raise _wrong("schedule_ms", f"must have 1 to {MAX_ATTEMPTS - 1} waits")
-    for wait in waits:
+    schedule = []
+    for wait in map(whole, waits):
         if not isinstance(wait, int) or isinstance(wait, bool) or not 0 <= wait <= LONGEST_WAIT_MS:
             raise _wrong("schedule_ms", f"must hold whole numbers from 0 to {LONGEST_WAIT_MS}")
-    return tuple(waits)
+        schedule.append(wait)
+    return tuple(schedule)
 
 
 def _statuses(given: Mapping[str, object]) -> frozenset[int]:
     statuses = given.get("statuses", [])
     if not isinstance(statuses, (list, tuple)):
         raise _wrong("statuses", "must be a list of statuses from 400 to 499")
-    for status in statuses:
+    found = set()
+    for status in map(whole, statuses):
         if not isinstance(status, int) or isinstance(status, bool) or not 400 <= status <= 499:
             raise _wrong("statuses", "must hold statuses from 400 to 499")
         if status == 410:
             raise _wrong("statuses", "must not hold 410, which ends deliveries to the endpoint")
-    return frozenset(statuses)
+        found.add(status)
+    return frozenset(found)

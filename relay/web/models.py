@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from relay.core.errors import InvalidInput
+from relay.core.numbers import whole
 from relay.web.openapi.formats import shown
 from relay.web.problems import FieldError, invalid
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 #: Also a header's value (Relay-Workspace), hence its letters; never of the form of an id, which would be read as one.
 _WORKSPACE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _UUID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+#: A whole number, however it is written.
+Whole = Annotated[int, BeforeValidator(whole)]
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -90,10 +94,10 @@ class Request(BaseModel):
 class WorkspaceChange(Request):
     """PATCH /v1/workspaces/{id}: the limits, each with null for the installation's."""
 
-    max_endpoints: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    max_endpoints: Annotated[Whole, Field(ge=0, le=1_000_000)] | None = None
     #: Events per second.
     ingest_rate: Annotated[float, Field(ge=0.001, le=1_000_000, allow_inf_nan=False)] | None = None
-    max_payload_bytes: Annotated[int, Field(ge=1, le=67_108_864)] | None = None
+    max_payload_bytes: Annotated[Whole, Field(ge=1, le=67_108_864)] | None = None
 
 
 class WorkspaceRequest(WorkspaceChange):

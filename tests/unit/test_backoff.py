@@ -103,7 +103,7 @@ def test_max_ms_follows_a_greater_base() -> None:
         ({"strategy": ["fixed"]}, "retry.strategy"),
         ({"max_attempts": 0}, "retry.max_attempts"),
         ({"max_attempts": 51}, "retry.max_attempts"),
-        ({"max_attempts": 3.0}, "retry.max_attempts"),
+        ({"max_attempts": 3.5}, "retry.max_attempts"),
         ({"max_attempts": True}, "retry.max_attempts"),
         ({"max_attempts": "3"}, "retry.max_attempts"),
         ({"base_ms": 0}, "retry.base_ms"),
@@ -174,3 +174,15 @@ def test_exponential_waits_never_shrink(policy: RetryPolicy, failures: int, rand
     """One more failure never means a shorter wait, but in a schedule."""
     if policy.strategy is not Strategy.SCHEDULE:
         assert wait_seconds(policy, failures, random) <= wait_seconds(policy, failures + 1, random)
+
+
+def test_whole_numbers_may_be_written_with_a_point() -> None:
+    """To JSON 3.0 is 3."""
+    policy = parse_retry(
+        {"strategy": "schedule", "max_attempts": 2.0, "schedule_ms": [1000.0, 5.0], "statuses": [404.0], "base_ms": 7.0}
+    )
+
+    assert policy == parse_retry(
+        {"strategy": "schedule", "max_attempts": 2, "schedule_ms": [1000, 5], "statuses": [404], "base_ms": 7}
+    )
+    assert all(isinstance(wait, int) for wait in policy.schedule_ms)
