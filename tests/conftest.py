@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -14,6 +16,11 @@ from tests.places import new_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# Whoever runs this in the background (`nohup`, `&`) has these ignored, and what is started here would inherit that.
+for _signal, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_signal) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+        signal.signal(_signal, _usual)
 
 # The machine is shared and small: a slow example is no failure.
 hypothesis.settings.register_profile("relay", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])

@@ -12,7 +12,7 @@ from relay.core.errors import InvalidInput
 from relay.core.model import Signing
 from relay.core.secret import Secret, check_secret
 from relay.core.transports import TRANSPORTS
-from relay.web.models import Limits, Request, Whole, judged
+from relay.web.models import WHOLE, Limits, Request, judged
 from relay.web.openapi.formats import SUBSCRIPTION, shown
 
 if TYPE_CHECKING:
@@ -250,9 +250,9 @@ class EndpointFields(Request):
     headers: Annotated[dict[str, str], judged(_check_headers)] | None = Field(default=DEFAULTS["headers"], repr=False)
     client_certificate: Annotated[ClientCertificate, judged(_check_certificate)] | None = None
     rate_per_second: Annotated[float, Field(ge=MIN_RATE, le=MAX_RATE)] | None = DEFAULTS["rate_per_second"]
-    burst: Annotated[Whole, Field(ge=1, le=MAX_BURST)] | None = DEFAULTS["burst"]
-    max_in_flight: Annotated[Whole, Field(ge=1, le=10_000)] | None = None
-    timeout_ms: Annotated[Whole, Field(ge=100, le=30_000), judged(_check_timeout)] | None = None
+    burst: Annotated[int, Field(ge=1, le=MAX_BURST), WHOLE] | None = DEFAULTS["burst"]
+    max_in_flight: Annotated[int, Field(ge=1, le=10_000), WHOLE] | None = None
+    timeout_ms: Annotated[int, Field(ge=100, le=30_000), WHOLE, judged(_check_timeout)] | None = None
     retry: Annotated[dict[str, Any], judged(_check_retry), _RETRY] | None = DEFAULTS["retry"]
     metadata: Annotated[dict[str, Any], judged(_check_metadata)] | None = DEFAULTS["metadata"]
     enabled: bool | None = DEFAULTS["enabled"]

@@ -25,7 +25,7 @@ _WORKSPACE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _UUID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 #: A whole number, however it is written.
-Whole = Annotated[int, BeforeValidator(whole)]
+WHOLE: Final = BeforeValidator(whole)
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -94,10 +94,10 @@ class Request(BaseModel):
 class WorkspaceChange(Request):
     """PATCH /v1/workspaces/{id}: the limits, each with null for the installation's."""
 
-    max_endpoints: Annotated[Whole, Field(ge=0, le=1_000_000)] | None = None
+    max_endpoints: Annotated[int, Field(ge=0, le=1_000_000), WHOLE] | None = None
     #: Events per second.
     ingest_rate: Annotated[float, Field(ge=0.001, le=1_000_000, allow_inf_nan=False)] | None = None
-    max_payload_bytes: Annotated[Whole, Field(ge=1, le=67_108_864)] | None = None
+    max_payload_bytes: Annotated[int, Field(ge=1, le=67_108_864), WHOLE] | None = None
 
 
 class WorkspaceRequest(WorkspaceChange):

@@ -315,7 +315,8 @@ def _fuzz(relay: Instance, *phases: str) -> None:
     assert not faults, f"seed {SEED}: {len(faults)} faults\n" + "\n\n".join(faults[:20])
     described = relay.client.get("/openapi.json").get_json()["paths"]
     calls = {f"{method.upper()} {path}" for path, methods in described.items() for method in methods}
-    assert calls - asked == set()
+    # The fuzzer leaves the description alone, which it has; it was asked for here.
+    assert calls - asked <= {"GET /openapi.json"}
 
 
 def _faults(recorder: ScenarioRecorder) -> Iterator[str]:
