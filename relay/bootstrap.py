@@ -206,6 +206,7 @@ class Worker:
     slots: Slots
     recorder: Recorder
     sender: Engine
+    dispatcher: Dispatcher
     intake: Intake
     waker: Prompt
     replayer: Prompt
@@ -236,6 +237,7 @@ class Worker:
             self.vitals.leave()
             self.intake.stop_reading()
             self.intake.join(min(deadline - kept, time.monotonic() + 4.0))
+            self.dispatcher.close(deadline - kept)
             not_started = self.sender.stop(deadline - kept)
             self.recorder.release([request.key for request in not_started])
             self._drained = self.recorder.stop(deadline)
@@ -393,6 +395,7 @@ def make_worker(settings: Settings) -> Worker:
         slots=slots,
         recorder=recorder,
         sender=sender,
+        dispatcher=dispatcher,
         intake=intake,
         waker=waker,
         replayer=replayer,

@@ -83,14 +83,37 @@ class Dispatcher:
         self._again = again
         self._tracing = tracing
         self._destinations_lock = threading.Lock()
+        self._closed = False
+        #: Claims under way: the recorder must outlive them, or what they give back would stay leased.
+        self._active = 0
+        self._idle = threading.Condition()
+
+    def close(self, deadline: float) -> None:
+        """Begin no further claim, and wait until those under way are over, or until `deadline` (monotonic)."""
+        with self._idle:
+            self._closed = True
+            self._idle.wait_for(lambda: not self._active, max(0.0, deadline - time.monotonic()))
 
     def dispatch(self, ids: Sequence[UUID]) -> int:
         """Claim what can be claimed of `ids` and send it; return how many sends began.
 
         The caller has reserved room for every id; room of ids that become no send is given back here, room of sends
-        when they end. Raises one of DATABASE_ERRORS when the claim failed: then nothing was begun, and the room is
-        given back all the same.
+        when they end. Raises one of DATABASE_ERRORS when the claim failed, and Unavailable once this is closed: then
+        nothing was begun, and the room is given back all the same.
         """
+        with self._idle:
+            if self._closed:
+                self._room.release(len(ids))
+                raise Unavailable("The worker is stopping: it claims nothing more.")
+            self._active += 1
+        try:
+            return self._dispatch(ids)
+        finally:
+            with self._idle:
+                self._active -= 1
+                self._idle.notify_all()
+
+    def _dispatch(self, ids: Sequence[UUID]) -> int:
         sends = 0
         batch: list[Leased] = []
         claimed: Sequence[Claimed] = ()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import redis
 
+from relay.core.errors import Unavailable
 from relay.delivery.dispatch import DATABASE_ERRORS, Dispatcher
 from relay.store import announcements
 
@@ -207,7 +208,7 @@ class Intake:
         """Claim and send a batch in the calling thread, without Celery."""
         try:
             batch.dispatch()
-        except DATABASE_ERRORS as error:
+        except (*DATABASE_ERRORS, Unavailable) as error:
             batch.abandon()
             log.warning("a claim failed", extra={"error": str(error).strip()[:200]})
         else:
@@ -359,7 +360,7 @@ class Intake:
             return 0
         try:
             return self.dispatch(ids)
-        except DATABASE_ERRORS as error:
+        except (*DATABASE_ERRORS, Unavailable) as error:
             log.warning("a claim failed", extra={"error": str(error).strip()[:200]})
             return 0
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from celery.exceptions import Reject
+
+from relay.core.errors import Unavailable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -31,4 +35,8 @@ def register(app: Celery, take: Callable[[str], Batch]) -> None:
         ignore_result=True,
     )
     def deliver(self: Task[..., int], ids: Sequence[str]) -> int:  # noqa: ARG001 - the ids are for whoever looks at the task
-        return take(str(self.request.id)).dispatch()
+        try:
+            return take(str(self.request.id)).dispatch()
+        except Unavailable as error:
+            # Stopping: the hints stay unsettled, and another worker gets them.
+            raise Reject(str(error), requeue=False) from None

@@ -19,7 +19,7 @@ import redis
 
 from relay import bootstrap, failpoints
 from relay.core import signing
-from relay.core.errors import ConfigurationError, InvalidInput
+from relay.core.errors import ConfigurationError, InvalidInput, Unavailable
 from relay.core.model import AttemptClass, Signing, Status
 from relay.core.secret import Secret
 from relay.delivery import permits
@@ -1040,3 +1040,25 @@ def test_two_workers_share_a_backlog(
 def rows_in(rows: Rows, endpoint: UUID) -> None:
     """Make a hundred deliveries, over a connection that others use as well."""
     rows.deliveries(endpoint, 100)
+
+
+def test_a_claim_under_way_ends_before_its_worker_does(
+    start_worker: StartWorker, rows: Rows, receiver: Receiver
+) -> None:
+    """A worker that stops in the middle of a claim gives back what the claim leased, and claims nothing more (B-27)."""
+    worker = start_worker()
+    late, never = rows.deliveries(rows.endpoint(f"{receiver.url}/ok"), 2, announced_ago=0.0)
+    failpoints.arm({"claim.after": "sleep"})
+    try:
+        assert worker.room.try_reserve(2) == 2
+        claiming = threading.Thread(target=worker.intake.dispatch, args=([late],))
+        claiming.start()
+        wait_until(lambda: rows.get(late)["status"] == Status.IN_FLIGHT)
+        assert worker.drain(time.monotonic() + 30) is True
+        claiming.join()
+    finally:
+        failpoints.arm({})
+    assert rows.get(late)["status"] in {Status.PENDING, Status.DELIVERED}
+    with pytest.raises(Unavailable):
+        worker.dispatcher.dispatch([never])
+    assert rows.get(never)["attempt_count"] == 0

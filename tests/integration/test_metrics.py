@@ -227,11 +227,11 @@ def test_processes_show_their_figures(database: str, broker: str) -> None:
             stack.launch("publisher"),
         )
         stack.ready(api)
+        wait_until(lambda: _value(_api(stack), "relay_api_processes") == 2, patience=40)
         _post(stack, 20)
-        counted = _api(stack)
-        assert _value(counted, "relay_ingest_accepted_total") == 20
-        assert _value(counted, "relay_api_processes") == 2
+        assert _value(_api(stack), "relay_ingest_accepted_total") == 20
 
+        wait_until(lambda: len(stack.rows("select 1 from relay.heartbeats where role = 'api'")) == 2, patience=40)
         pids = stack.rows("select pid from relay.heartbeats where role = 'api'")
         os.kill(pids[0][0], signal.SIGKILL)
         wait_until(lambda: len(stack.rows("select 1 from relay.heartbeats where role = 'api'")) == 3, patience=40)
