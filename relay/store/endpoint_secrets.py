@@ -11,13 +11,14 @@ if TYPE_CHECKING:
 
     from relay.store.endpoint_changes import By
 
-# One statement: of two rotations at once the second finds the first one's secret, and makes that the old one.
+# One statement: of two rotations at once the second finds the first one's secret, and makes that the old one. Its time
+# is read once the row is its own, so that the later expiry belongs to the later rotation, whichever began first.
 _ROTATE = sa.text("""
 update relay.endpoints
 set previous_secret = case when :overlap > 0 then secret end,
     previous_public_key = case when :overlap > 0 then public_key end,
     previous_secret_expires_at = case when :overlap > 0 and secret is not null
-        then now() + make_interval(secs => :overlap) end,
+        then clock_timestamp() + make_interval(secs => :overlap) end,
     secret = :secret, public_key = :public_key, updated_at = now()
 where id = :id and workspace_id = :workspace_id and deleted_at is null
 returning previous_secret_expires_at

@@ -100,12 +100,13 @@ from relay.jobs j join relay.deliveries d on d.id = j.delivery_id join relay.eve
 where j.delivery_id = :id and d.workspace_id = :workspace_id
 """)
 _HAS_SECRET = sa.text("select job_secret is not null from relay.workspaces where id = :workspace_id")
-# One statement: of two rotations at once the second finds the first one's secret, and makes that the old one.
+# One statement: of two rotations at once the second finds the first one's secret, and makes that the old one. Its time
+# is read once the row is its own, so that the later expiry belongs to the later rotation, whichever began first.
 _ROTATE_SECRET = sa.text("""
 update relay.workspaces
 set job_previous_secret = case when :overlap > 0 then job_secret end,
     job_previous_secret_expires_at = case when :overlap > 0 and job_secret is not null
-        then now() + make_interval(secs => :overlap) end,
+        then clock_timestamp() + make_interval(secs => :overlap) end,
     job_secret = :secret
 where id = :workspace_id
 returning job_previous_secret_expires_at

@@ -15,8 +15,10 @@ from relay.outbox.stream import Stream, connect
 from tests.stack import Stack, own_postgres, wait_until
 from tests.traffic import Traffic, at_rest, check, settle, still_works
 
-#: The sessions on which a worker claims and records, and the one on which a publisher leads: not those of heartbeats.
-HOT = "datname = current_database() and application_name = %s and query like '%%relay.deliver%%' and state <> 'active'"
+#: The sessions on which a worker claims and records, and the one on which a publisher leads. Each of their statements
+#: is a transaction, while those of heartbeats and the like end theirs by a statement of its own.
+HOT = """datname = current_database() and application_name = %s and state = 'idle'
+    and query not in ('COMMIT', 'ROLLBACK', 'BEGIN', 'DEALLOCATE ALL', '')"""
 
 
 def test_worker_and_publisher_whose_sessions_freeze_say_so_and_get_over_it(broker: str) -> None:
@@ -36,7 +38,7 @@ def test_worker_and_publisher_whose_sessions_freeze_say_so_and_get_over_it(broke
         wait_until(lambda: stack.get("/readyz") == 200, 20, "all is well")
         with contextlib.ExitStack() as thaw, contextlib.closing(connect(broker)) as client:
             stream = Stream(client, prefix="relay", consumer="tests")
-            assert freeze_sessions(stack, "relay publisher", thaw) == 1
+            wait_until(lambda: freeze_sessions(stack, "relay publisher", thaw), 10, "the publisher's session is at rest")
             seen: dict[str, str] = {}
             began = time.monotonic()
 
