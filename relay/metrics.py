@@ -153,10 +153,12 @@ class Buckets:
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, secs: float) -> None:
-        """Count one."""
-        self._counts[bisect_left(self._bounds, secs)] += 1
-        self._sum += secs
+    def observe(self, secs: Sequence[float]) -> None:
+        """Count these."""
+        counts, bounds = self._counts, self._bounds
+        for one in secs:
+            counts[bisect_left(bounds, one)] += 1
+        self._sum += sum(secs)
 
     def collect(self) -> Iterator[Metric]:
         """For a scrape."""

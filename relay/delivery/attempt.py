@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ class Record:
 
     @property
     def key(self) -> Key:
+        """What tells it from every other: no lease is given twice."""
         return (self.row.delivery_id, self.row.lease_token)
 
 
@@ -65,33 +67,36 @@ def record_of(one: Finished, verdict: Outcome, worker: str) -> Record:
         elif isinstance(decision, Retry):
             status, wait, hold_s = Status.PENDING, decision.wait_s, decision.hold_s
     return Record(
-        row=AttemptRow(
-            delivery_id=row.id,
-            lease_token=leased.token,
-            next_status=status,
-            reason=reason,
-            wait_secs=wait,
-            at=row.claimed_at,
-            number=row.attempt_count,
-            generation=row.generation,
-            attempt_class=verdict.cls,
-            code=verdict.code,
-            error=verdict.text,
-            http_status=seen.status,
-            body_incomplete=verdict.body_incomplete,
-            sends=seen.sends,
-            dns_us=seen.dns_us,
-            connect_us=seen.connect_us,
-            tls_us=seen.tls_us,
-            first_byte_us=min(seen.first_byte_us, LONGEST_US),
-            total_us=min(seen.total_us, LONGEST_US),
-            bytes_sent=seen.bytes_sent,
-            bytes_received=seen.bytes_received,
-            # A refused address is nobody's business: the log must not map the inside of a network.
-            remote_address=None if seen.fault is Fault.REFUSED else seen.remote_address,
-            worker=worker,
-            reply_headers=_header_text(seen.headers) if seen.headers else None,
-            snippet=_display(seen.snippet) if seen.snippet else None,
+        # By place, in the order of its fields: by name it would cost four times as much, for every attempt.
+        row=AttemptRow._make(
+            (
+                row.id,
+                leased.token,
+                status,
+                reason,
+                wait,
+                row.claimed_at,
+                row.attempt_count,
+                row.generation,
+                verdict.cls,
+                verdict.code,
+                verdict.text,
+                seen.status,
+                verdict.body_incomplete,
+                seen.sends,
+                seen.dns_us,
+                seen.connect_us,
+                seen.tls_us,
+                min(seen.first_byte_us, LONGEST_US),
+                min(seen.total_us, LONGEST_US),
+                seen.bytes_sent,
+                seen.bytes_received,
+                # A refused address is nobody's business: the log must not map the inside of a network.
+                None if seen.fault is Fault.REFUSED else seen.remote_address,
+                worker,
+                _header_text(tuple(seen.headers)) if seen.headers else None,
+                _display(seen.snippet) if seen.snippet else None,
+            )
         ),
         leased=leased,
         verdict=verdict,
@@ -99,7 +104,8 @@ def record_of(one: Finished, verdict: Outcome, worker: str) -> Record:
     )
 
 
-def _header_text(headers: Sequence[tuple[str, str]]) -> str:
+@functools.lru_cache(maxsize=64)  # most replies of one second have the same
+def _header_text(headers: tuple[tuple[str, str], ...]) -> str:
     # Postgres's text holds no NUL.
     return "\n".join([": ".join(header) for header in headers]).replace("\0", "�")[:REPLY_HEADERS]
 

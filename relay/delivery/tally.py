@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from relay.core.model import AttemptClass
 from relay.store import endpoint_minutes
 from relay.store.endpoint_minutes import MinuteCounts
 
 if TYPE_CHECKING:
-    from uuid import UUID
+    from collections.abc import Mapping
 
     import sqlalchemy as sa
 
@@ -32,18 +33,21 @@ class Tally:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: By endpoint and minute: the four counts, and when the last success and failure came.
-        self._counts: dict[tuple[UUID, int], tuple[list[int], list[float | None]]] = {}
+        #: By endpoint (the number within its id) and minute: the four counts, and when the last success and failure came.
+        self._counts: dict[tuple[int, int], tuple[list[int], list[float | None]]] = {}
         self._next_write = time.monotonic() + WRITE_SECS
 
-    def add(self, endpoint_id: UUID, cls: AttemptClass, *, at: float, count: int = 1) -> None:
-        """Count `count` of a class; `at` is Unix seconds."""
-        place = _PLACE[cls]
+    def add(self, cls: AttemptClass, counts: Mapping[int, int], *, at: float) -> None:
+        """Count results of a class by endpoint, each given as the number within its id; `at` is Unix seconds."""
+        place, minute = _PLACE[cls], int(at // 60)
         with self._lock:
-            counts, last = self._counts.setdefault((endpoint_id, int(at // 60)), ([0, 0, 0, 0], [None, None]))
-            counts[place] += count
-            if place != _DEFERRED:
-                last[place != _SUCCESS] = at
+            for endpoint, count in counts.items():
+                known = self._counts.get((endpoint, minute))
+                if known is None:
+                    known = self._counts[endpoint, minute] = ([0, 0, 0, 0], [None, None])
+                known[0][place] += count
+                if place != _DEFERRED:
+                    known[1][place != _SUCCESS] = at
 
     def is_due(self) -> bool:
         """Say whether there is something to write and it is time to."""
@@ -58,7 +62,7 @@ class Tally:
             endpoint_minutes.add(
                 connection,
                 [
-                    MinuteCounts(endpoint_id, minute, *counts, *last)
-                    for (endpoint_id, minute), (counts, last) in sorted(counted.items())
+                    MinuteCounts(UUID(int=endpoint), minute, *counts, *last)
+                    for (endpoint, minute), (counts, last) in sorted(counted.items())
                 ],
             )
