@@ -28,6 +28,8 @@ _START = sa.text("""
 insert into relay.sweeps as s (name, started_at) values (:name, clock_timestamp())
 on conflict (name) do update set started_at = excluded.started_at
 where s.started_at < clock_timestamp() - make_interval(secs => :shortest)
+    -- One that stopped before its end goes on at the next tick.
+    or (s.finished_at > s.started_at and s.counts ->> 'yielded' = '1')
 returning (select extract(epoch from clock_timestamp() - old.started_at)::float8
            from relay.sweeps old where old.name = :name)
 """)
@@ -63,7 +65,7 @@ def advisory_lock(
 def start_sweep(connection: sa.Connection, name: str, *, interval_secs: float) -> float | None:
     """Note that sweep `name` starts; return the seconds since it last did (infinite: never).
 
-    None where it started less than half an interval ago: there is nothing to do.
+    None where it started less than half an interval ago and came to its end: there is nothing to do.
     """
     row = connection.execute(_START, {"name": name, "shortest": interval_secs / 2}).one_or_none()
     connection.commit()

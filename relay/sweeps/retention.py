@@ -13,20 +13,22 @@ import sqlalchemy as sa
 from relay.store import announcements, partitions, retention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from uuid import UUID
 
     from relay.store.retention import Step
 
 log = logging.getLogger(__name__)
 
-#: Rows looked at by one statement, and the seconds of rest after it: half of the time is others'.
+#: Rows looked at by one statement.
 BATCH: Final = 2_000
-REST_SECS: Final = 0.05
+#: Rest after a batch, as a multiple of the time that it took: half of the time is others'. And the least, in seconds.
+REST: Final = 1.0
+LEAST_REST_SECS: Final = 0.005
 #: Seconds of lateness from which deliveries come first.
 LATE_SECS: Final = 5.0
-#: Seconds of one run; the next one goes on.
-RUN_SECS: Final = 60.0
+#: Seconds of one run, fewer than a worker has for its end; what is left over is for the next tick.
+RUN_SECS: Final = 25.0
 #: Days for which an endpoint's counts by the minute are kept, and what has no window of its own.
 MINUTES_DAYS: Final = 8
 OTHER_DAYS: Final = 30
@@ -43,10 +45,6 @@ class Windows:
     idempotency_secs: int
 
 
-class _YieldError(Exception):
-    """The queue is late, or the run has lasted long enough."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
     """Deletes by age. Pending and in-flight deliveries stay, whatever their age."""
@@ -58,60 +56,69 @@ class Retention:
     interval_secs: float = 600.0
 
     def run_once(self, *, since_last: float) -> Mapping[str, int]:  # noqa: ARG002
-        """Delete what is over, as far as time and the queue let it."""
+        """Delete what is over, as far as time and the queue let it: `yielded` is 1 where something may be left."""
         counts = dict.fromkeys(("partitions", "deliveries", "events", "keys", "audit", "other", "yielded"), 0)
-        windows = self.windows
         deadline = time.monotonic() + RUN_SECS
         counts["partitions"] = self._drop_partitions()
         with self.hot.connect() as connection:
-
-            def walk(name: str, step: Callable[[UUID], Step]) -> None:
-                after = retention.START
-                while True:
-                    self._mind(connection, deadline)
-                    done = step(after)
-                    counts[name] += done.deleted
-                    if done.looked < BATCH or done.last is None:
-                        return
-                    after = done.last
-
-            def drain(name: str, batch: Callable[[], int]) -> None:
-                while True:
-                    self._mind(connection, deadline)
-                    deleted = batch()
-                    counts[name] += deleted
-                    if deleted < BATCH:
-                        return
-
-            try:
-                walk(
-                    "deliveries",
-                    lambda after: retention.drop_deliveries(
-                        connection,
-                        after=after,
-                        delivered_days=windows.delivered_days,
-                        dead_days=windows.dead_days,
-                        limit=BATCH,
-                    ),
-                )
-                walk(
-                    "events",
-                    lambda after: retention.drop_events(
-                        connection, after=after, days=windows.delivered_days, limit=BATCH
-                    ),
-                )
-                drain(
-                    "keys",
-                    lambda: retention.drop_idempotency_keys(connection, secs=windows.idempotency_secs, limit=BATCH),
-                )
-                drain("audit", lambda: retention.drop_audit(connection, days=windows.audit_days, limit=BATCH))
-                drain("other", lambda: retention.drop_minutes(connection, days=MINUTES_DAYS, limit=BATCH))
-                self._mind(connection, deadline)
-                counts["other"] += retention.drop_small(connection, days=OTHER_DAYS)
-                counts["other"] += retention.drop_endpoints(connection, days=windows.delivered_days)
-            except _YieldError:
-                counts["yielded"] = 1
+            left = self._batches(connection)
+            # In turns, so that a backlog of one kind keeps none of the others from its own.
+            while left:
+                for name, batches in list(left.items()):
+                    if self._must_yield(connection, deadline):
+                        counts["yielded"] = 1
+                        return counts
+                    began = time.monotonic()
+                    deleted = next(batches, None)
+                    if deleted is None:
+                        del left[name]
+                    else:
+                        counts[name] += deleted
+                        time.sleep(max(LEAST_REST_SECS, (time.monotonic() - began) * REST))
         return counts
+
+    def _batches(self, connection: sa.Connection) -> dict[str, Iterator[int]]:
+        """Return by kind what deletes a batch at each step, and tells how many rows that were."""
+        windows = self.windows
+
+        def walk(step: Callable[[UUID], Step]) -> Iterator[int]:
+            after: UUID | None = retention.START
+            while after is not None:
+                done = step(after)
+                yield done.deleted
+                after = done.last if done.looked == BATCH else None
+
+        def drain(batch: Callable[[], int]) -> Iterator[int]:
+            deleted = BATCH
+            while deleted == BATCH:
+                deleted = batch()
+                yield deleted
+
+        def others() -> Iterator[int]:
+            yield from drain(lambda: retention.drop_minutes(connection, days=MINUTES_DAYS, limit=BATCH))
+            yield retention.drop_small(connection, days=OTHER_DAYS)
+            yield retention.drop_endpoints(connection, days=windows.delivered_days)
+
+        return {
+            "deliveries": walk(
+                lambda after: retention.drop_deliveries(
+                    connection,
+                    after=after,
+                    delivered_days=windows.delivered_days,
+                    dead_days=windows.dead_days,
+                    limit=BATCH,
+                )
+            ),
+            # Behind the deliveries of the same age, without which they may go.
+            "events": walk(
+                lambda after: retention.drop_events(connection, after=after, days=windows.delivered_days, limit=BATCH)
+            ),
+            "keys": drain(
+                lambda: retention.drop_idempotency_keys(connection, secs=windows.idempotency_secs, limit=BATCH)
+            ),
+            "audit": drain(lambda: retention.drop_audit(connection, days=windows.audit_days, limit=BATCH)),
+            "other": others(),
+        }
 
     def _drop_partitions(self) -> int:
         """Drop days that are over, one at a time; one whose lock does not come at once waits for the next run."""
@@ -130,9 +137,8 @@ class Retention:
             dropped += 1
         return dropped
 
-    def _mind(self, connection: sa.Connection, deadline: float) -> None:
-        """Rest between two batches; raise where deliveries come first, or time is up."""
-        time.sleep(REST_SECS)
+    @staticmethod
+    def _must_yield(connection: sa.Connection, deadline: float) -> bool:
+        """Say whether deliveries come first, or time is up."""
         late = announcements.lateness_secs(connection)
-        if time.monotonic() > deadline or (late is not None and late > LATE_SECS):
-            raise _YieldError
+        return time.monotonic() > deadline or (late is not None and late > LATE_SECS)

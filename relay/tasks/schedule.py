@@ -6,7 +6,7 @@ from typing import Any
 
 from relay.store.heartbeats import BEAT_SECS
 
-#: Sweep (relay/sweeps) to seconds between two ticks. The sweeps' own intervals are the same, but for `wake`'s.
+#: Sweep (relay/sweeps) to seconds between two ticks. The sweeps' own intervals are the same, but where a line says so.
 SWEEPS = {
     "reap": 5.0,
     "reconcile": 10.0,
@@ -15,7 +15,8 @@ SWEEPS = {
     # Workers look for its work themselves, every 2 s: this is for when they cannot.
     "wake": 15.0,
     "sleepers": 60.0,
-    "retention": 600.0,
+    # It runs every 10 minutes, and at each tick while there is more to delete than one run can.
+    "retention": 60.0,
     # As for `wake`.
     "replay": 15.0,
 }

@@ -13,6 +13,7 @@ from relay.store import partitions
 from relay.store.engine import make_engine
 from relay.sweeps import retention as sweep
 from relay.sweeps.retention import Retention, Windows
+from relay.sweeps.runner import run_sweep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -139,6 +140,41 @@ def test_it_yields_to_a_queue_that_is_late(retention: Retention, rows: Rows) -> 
         **dict.fromkeys(("partitions", "deliveries", "events", "keys", "audit", "other"), 0),
         "yielded": 1,
     }
+
+
+def test_a_backlog_of_one_kind_keeps_no_other_from_its_turn(
+    retention: Retention, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that has no time for all of a backlog deletes some of each kind, and the next tick goes on (B-161)."""
+    monkeypatch.setattr(sweep, "BATCH", 2)
+    endpoint = rows.endpoint()
+    for _ in range(9):
+        old(rows, endpoint, 40, Status.DELIVERED)
+    rows.sql(
+        "insert into relay.idempotency_keys (workspace_id, key, fingerprint, event_id, response, created_at)"
+        " select %s, 'k' || n, '', relay.uuid7(), '', now() - interval '40 d' from generate_series(1, 9) n",
+        [rows.workspace_id],
+    )
+    steps = 5
+
+    def is_over(*_: object) -> bool:
+        nonlocal steps
+        steps -= 1
+        return steps < 0
+
+    monkeypatch.setattr(Retention, "_must_yield", is_over)
+    first = run_sweep(retention.engine, retention)
+    assert first is not None
+    assert (first["deliveries"], first["events"], first["keys"], first["yielded"]) == (2, 2, 2, 1)
+
+    monkeypatch.undo()
+    with monkeypatch.context() as hurried:
+        hurried.setattr(sweep, "RUN_SECS", -1.0)
+        assert run_sweep(retention.engine, retention) == {**dict.fromkeys(first, 0), "yielded": 1}
+    assert run_sweep(retention.engine, retention) is not None, "what is left waits for half of the interval"
+    for table in ("deliveries", "events", "idempotency_keys"):
+        assert rows.value(f"select count(*) from relay.{table}") == 0
+    assert run_sweep(retention.engine, retention) is None
 
 
 def test_a_held_log_costs_a_partition_its_drop_and_nobody_else_anything(
