@@ -122,7 +122,15 @@ def database_url(value: object) -> object:
     matched = re.match(r"postgres(?:ql)?(?:\+[a-z0-9_]+)?://", value)
     if matched is None:
         raise ValueError("must be a URL that begins with postgresql://")
-    return "postgresql://" + value[matched.end() :]
+    rest = value[matched.end() :]
+    place = re.match(r"(?:[^:/@]*(?::[^@/?#]*)?@)?([^/?#]*)", rest)
+    assert place is not None
+    if "," in place[1]:
+        raise ValueError("must name several hosts in its query: postgresql://user@/database?host=a,b&port=5432,5432")
+    port = re.search(r":([^:\]]*)$", place[1])
+    if port is not None and not re.fullmatch(r"[0-9]{0,5}", port[1]):
+        raise ValueError("must have a number for its port; in a password `@`, `/`, `?` and `#` are written %40, %2F, %3F, %23")
+    return "postgresql://" + rest
 
 
 def broker_url(value: object) -> object:

@@ -50,6 +50,30 @@ def fault_of(**environ: str) -> str:
     return lines[1].strip()
 
 
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("postgresql://u:s3cr3t@h1:5432,h2:5433/db", "several hosts in its query"),
+        ("postgresql://u:s3cr3t@h:x/db", "a number for its port"),
+        ("postgresql://u:s3cr3t/x@h/db", "a number for its port"),
+    ],
+)
+def test_a_database_url_that_two_readers_would_read_differently_is_refused(url: str, said: str) -> None:
+    """libpq and SQLAlchemy must agree on where it leads; the message gives the remedy, and nothing of the password."""
+    fault = fault_of(DATABASE_URL=url)
+    assert said in fault
+    assert "s3cr3t" not in fault
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["postgresql://u:p%2Fw@[::1]:5432/db", "postgresql://u@/db?host=a,b&port=1,2", "postgresql:///db", "postgresql://h/db"],
+)
+def test_other_database_urls_are_taken_as_they_are(url: str) -> None:
+    """Literals, several hosts in the query, a socket."""
+    assert require(load_settings({"DATABASE_URL": url}).database_url, "DATABASE_URL") == url
+
+
 def test_an_empty_environment_has_the_defaults() -> None:
     """Every setting that has a default works without being set."""
     values = {variable: value for variable, value, _ in effective(load_settings({}))}
