@@ -162,6 +162,10 @@ def test_deliveries_are_walked_replayed_and_canceled(served: Instance, relay: Re
     relay.replays.cancel(job.id)
     assert relay.replays.wait(job.id, timeout=5, watch=lambda now: seen.append(now.state)).state == "canceled"
     assert seen == ["canceled"]
+    further = relay.endpoints.replay(endpoint.id, event_type="t0")
+    assert [one.id for one in relay.replays.list()] == [further.id, job.id]
+    assert [one.id for one in relay.replays.list(endpoint_id=endpoint.id.upper(), state="canceled")] == [job.id]
+    assert list(relay.replays.list(until=job.created_at)) == []
 
 
 def test_jobs(served: Instance, relay: Relay) -> None:
