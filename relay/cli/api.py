@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from relay import bootstrap, logs
 from relay.core.errors import ConfigurationError
 from relay.process.metrics_api import ApiFigures, shared
-from relay.web.app import create_app
+from relay.web.app import EXPRESS, create_app
 from relay.web.front import CONNECTIONS, Front
 
 if TYPE_CHECKING:
@@ -62,13 +62,15 @@ def serve(settings: Settings) -> int:
 
 def _serve_here(settings: Settings, address: str, port: int, figures: ApiFigures | None = None) -> int:
     api = bootstrap.make_api(settings, figures)
+    app = create_app(api)
     front = Front(
-        create_app(api),
+        app,
         _listen(address, port),
         threads=settings.api_threads,
         grace_secs=settings.shutdown_grace_secs,
         connections=_room_for_connections(),
         on_refusal=api.figures.answered,
+        express=app.extensions.get(EXPRESS),
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: front.stop())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from relay.cli.exits import FAILED, OK
-from relay.cli.output import Moment, show_fields, show_json, show_table
+from relay.cli.output import Moment, show_fields, show_json, show_table, standing
 from relay.cli.target import complete_endpoint, talks
 from relay.client import ApiError
 from relay.client.transport import printable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from datetime import datetime
 
-    from relay.client import Attempt, Delivery, Event, Relay
+    from relay.client import Attempt, Delivery, Event, Job, Relay
 
 #: Rows where a list does not say how many.
 USUAL_LIMIT = 50
@@ -82,7 +82,16 @@ def get_delivery(delivery_id: str, *, relay: Relay, as_json: bool) -> None:
     if as_json:
         show_json(one)
         return
-    show_fields(_facts(one))
+    names = ("id", "event_id", "endpoint_id", "event_type", "status", "reason", "attempt_count", "generation")
+    show_standing(one, names)
+
+
+def show_standing(one: Delivery | Job, names: Iterable[str]) -> None:
+    """Show a delivery or a job: these fields, its times, what holds it back, its attempts and the last answer."""
+    deferred = one.deferred
+    held = None if deferred is None else f"{deferred.reason}, {deferred.count} times since {deferred.since}"
+    facts = [(name, getattr(one, name)) for name in (*names, "created_at", "due_at", "finished_at")]
+    show_fields([*facts, ("deferred", held)])
     if one.attempts:
         click.echo()
         show_table(
@@ -101,7 +110,7 @@ def get_delivery(delivery_id: str, *, relay: Relay, as_json: bool) -> None:
 @talks
 def replay_deliveries(delivery_ids: tuple[str, ...], *, force: bool, relay: Relay, as_json: bool) -> None:
     """Send dead or canceled deliveries again. Ends with 1 where one of them was refused."""
-    sys.exit(_each(delivery_ids, lambda one: relay.deliveries.replay(one, force=force), as_json=as_json))
+    sys.exit(each(delivery_ids, lambda one: relay.deliveries.replay(one, force=force), as_json=as_json))
 
 
 @deliveries.command("cancel")
@@ -109,7 +118,7 @@ def replay_deliveries(delivery_ids: tuple[str, ...], *, force: bool, relay: Rela
 @talks
 def cancel_deliveries(delivery_ids: tuple[str, ...], *, relay: Relay, as_json: bool) -> None:
     """Call pending deliveries off. Ends with 1 where one of them was refused."""
-    sys.exit(_each(delivery_ids, relay.deliveries.cancel, as_json=as_json))
+    sys.exit(each(delivery_ids, relay.deliveries.cancel, as_json=as_json))
 
 
 @click.group()
@@ -186,22 +195,14 @@ def _row(one: Delivery) -> tuple[object, ...]:
     return (one.id, one.created_at, one.event_type, one.status, one.attempt_count, why, one.due_at, one.endpoint_id)
 
 
-def _facts(one: Delivery) -> list[tuple[str, object]]:
-    deferred = one.deferred
-    held = None if deferred is None else f"{deferred.reason}, {deferred.count} times since {deferred.since}"
-    names = ("id", "event_id", "endpoint_id", "event_type", "status", "reason", "attempt_count", "generation")
-    times = ("created_at", "due_at", "finished_at")
-    facts = [(name, getattr(one, name)) for name in (*names, *times)]
-    return [*facts, ("deferred", held)]
-
-
 def _attempt(one: Attempt) -> tuple[object, ...]:
     answer = f"HTTP {one.status}" if one.status else one.error
     total = None if one.durations.total is None else round(one.durations.total)
     return (one.number, one.at, one.class_, answer, total, one.worker)
 
 
-def _each(ids: Iterable[str], act: Callable[[str], Any], *, as_json: bool) -> int:
+def each(ids: Iterable[str], act: Callable[[str], Delivery | Job], *, as_json: bool) -> int:
+    """Do something with each of several deliveries or jobs, show what becomes of it, and return the exit code."""
     code = OK
     for one in ids:
         try:
@@ -214,5 +215,5 @@ def _each(ids: Iterable[str], act: Callable[[str], Any], *, as_json: bool) -> in
         if as_json:
             show_json(after)
         else:
-            click.echo(f"{after.id}: {after.status}")
+            click.echo(f"{after.id}: {standing(after)}")
     return code

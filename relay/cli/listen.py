@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from relay.cli.left_behind import Note, remove_left
 from relay.cli.output import show_json
 from relay.cli.target import talks
 from relay.client import NotVerified, RelayError, verify
@@ -149,7 +150,9 @@ def listen(
 
 @contextlib.contextmanager
 def _endpoint(relay: Relay, url: str, *, event_types: str | None, signing: str, secret: str) -> Iterator[None]:
-    """Register, and unregister whatever happens."""
+    """Register, and unregister whatever happens; before that, unregister what killed ones left."""
+    for left in remove_left(relay):
+        click.echo(f"endpoint {left}, left by a `relay listen` that was killed, was removed", err=True)
     types = [] if event_types is None else [one.strip() for one in event_types.split(",")]
     made = relay.endpoints.create(
         url,
@@ -159,12 +162,14 @@ def _endpoint(relay: Relay, url: str, *, event_types: str | None, signing: str, 
         description="relay listen",
         metadata={"made_by": "relay listen", "host": socket.gethostname()},
     )
+    note = Note(relay.url, made.id)
     click.echo(f"listening at {printable(made.url)} as endpoint {made.id}; Ctrl-C ends it", err=True)
     try:
         yield
     finally:
         try:
             relay.endpoints.delete(made.id)
+            note.remove()
             click.echo(f"endpoint {made.id} was removed", err=True)
         except RelayError as error:
             click.echo(

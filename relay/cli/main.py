@@ -24,6 +24,7 @@ _ELSEWHERE: Final = {
     "doctor": "relay.cli.doctor",
     "endpoints": "relay.cli.endpoints",
     "events": "relay.cli.deliveries",
+    "jobs": "relay.cli.jobs",
     "listen": "relay.cli.listen",
     "loadtest": "relay.loadtest.main",
     "replay": "relay.cli.replay",

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from relay.client import Job
 from relay.client.transport import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from relay.client import Delivery
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -107,6 +110,11 @@ def cell(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(cell(one) for one in value)
     return printable(str(value))
+
+
+def standing(one: Delivery | Job) -> str:
+    """Say how a delivery or a job stands, in the API's word."""
+    return one.state if isinstance(one, Job) else one.status
 
 
 def counted(count: int, one: str, more: str) -> str:

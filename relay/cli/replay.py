@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from relay.cli.exits import FAILED, INTERRUPTED, OK, UNFINISHED
-from relay.cli.output import Moment, cell, counted, show_json
+from relay.cli.output import Moment, cell, counted, show_json, show_table
 from relay.cli.target import complete_endpoint, talks
 from relay.client import WaitedTooLong
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from datetime import datetime
 
     from relay.client import Relay, Replay
 
 #: Rows that are counted before a replay, for the bar's end: so many cost a second. Beyond that the bar has none.
 COUNTED: Final = 5_000
+#: Rows of the list.
+LISTED: Final = 50
 
 
 @click.command()
@@ -39,6 +42,9 @@ COUNTED: Final = 5_000
 @click.option("--timeout", type=float, default=None, help="Seconds to watch at most; then end with 4. It goes on.")
 @click.option("--watch", "watched", metavar="REPLAY", default=None, help="Watch one that is under way.")
 @click.option("--cancel", "canceled", metavar="REPLAY", default=None, help="Stop one.")
+@click.option(
+    "--list", "listed", is_flag=True, help=f"List the last {LISTED} replays: of ENDPOINT, where it is given, or all."
+)
 @talks
 def replay(
     endpoint_id: str | None,
@@ -52,6 +58,7 @@ def replay(
     timeout: float | None,
     watched: str | None,
     canceled: str | None,
+    listed: bool,
     relay: Relay,
     as_json: bool,
 ) -> None:
@@ -59,8 +66,14 @@ def replay(
 
     They go at the endpoint's rate; the replay is done when all are on their way. Ctrl-C ends the watching alone.
     """
+    if listed:
+        if watched is not None or canceled is not None:
+            raise click.UsageError("--list goes with an endpoint's id or none, --since and --until")
+        found = relay.replays.list(endpoint_id=endpoint_id, since=since, until=until, limit=LISTED)
+        _show_list(found, as_json=as_json)
+        return
     if sum(one is not None for one in (endpoint_id, watched, canceled)) != 1:
-        raise click.UsageError("give an endpoint's id, or --watch or --cancel with a replay's")
+        raise click.UsageError("give an endpoint's id, or --watch or --cancel with a replay's, or --list")
     if canceled is not None:
         _say(relay.replays.cancel(canceled), as_json=as_json)
         return
@@ -113,6 +126,22 @@ def _watch(relay: Relay, started: Replay, total: int | None, timeout: float | No
         return INTERRUPTED
     _say(ended, as_json=as_json)
     return OK if ended.state == "done" else FAILED
+
+
+def _show_list(found: Iterable[Replay], *, as_json: bool) -> None:
+    if as_json:
+        for one in found:
+            show_json(one)
+        return
+    names = ("id", "created", "state", "again", "skipped", "wanted", "endpoint")
+    show_table(names, (_row(one) for one in found))
+
+
+def _row(one: Replay) -> tuple[object, ...]:
+    """What was wanted goes into one column: most filters are not given, most of the time."""
+    words = [word for word in (one.status, one.event_type, one.reason) if word is not None]
+    words += [f"{name} {cell(time)}" for name, time in (("since", one.since), ("until", one.until)) if time is not None]
+    return (one.id, one.created_at, one.state, one.replayed, one.skipped, ", ".join(words), one.endpoint_id)
 
 
 def _say(one: Replay, *, as_json: bool) -> None:

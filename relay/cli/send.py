@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import click
 
 from relay.cli.exits import FAILED, OK, UNFINISHED
-from relay.cli.output import counted, show_json
+from relay.cli.output import counted, show_json, standing
 from relay.cli.target import talks
 from relay.client import Forbidden
 from relay.client.transport import printable
 from relay.core.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from relay.client import Delivery, Relay
+    from relay.client import Delivery, Job, Relay
 
 #: Seconds between two looks at what is under way.
 LOOK_SECS = 0.1
@@ -51,7 +51,7 @@ def send(
     """
     sent = relay.send(
         event_type,
-        _payload(data),
+        _sample() if data is None else read_data(data),
         content_type=content_type,
         idempotency_key=idempotency_key,
         expires_in=expires_in,
@@ -92,19 +92,18 @@ def _watch(relay: Relay, ids: list[str], wait: float, *, as_json: bool) -> int:
     return FAILED if failed else UNFINISHED if waiting and wait else OK
 
 
-def line_of(delivery: Delivery) -> str:
-    """What became of a delivery, in a line."""
+def line_of(delivery: Delivery | Job) -> str:
+    """What became of a delivery or a job, in a line."""
     last = delivery.attempts[-1] if delivery.attempts else delivery.last_attempt
     answered = "no attempt"
     if last is not None:
         answered = f"HTTP {last.status}" if last.status else printable(last.error or "no answer")
     attempts = counted(delivery.attempt_count, "attempt", "attempts")
-    return f"  {delivery.id}  {delivery.status} after {attempts}: {answered}"
+    return f"  {delivery.id}  {standing(delivery)} after {attempts}: {answered}"
 
 
-def _payload(data: str | None) -> bytes:
-    if data is None:
-        return json.dumps({"sent_by": "relay send", "at": time.time()}).encode()
+def read_data(data: str) -> bytes:
+    """Read what `--data` names: a file after `@`, standard input for `-`, else itself. InvalidInput for no such file."""
     if data == "-":
         return sys.stdin.buffer.read()
     if data.startswith("@"):
@@ -116,3 +115,7 @@ def _payload(data: str | None) -> bytes:
                 f"--data: {data[1:]!r} cannot be read ({reason}): name another file", field="data"
             ) from None
     return data.encode()
+
+
+def _sample() -> bytes:
+    return json.dumps({"sent_by": "relay send", "at": time.time()}).encode()

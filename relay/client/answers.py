@@ -211,6 +211,11 @@ class Job(_Standing):
     timeout_ms: int | None = None
     expires_at: datetime | None = None
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has come to rest."""
+        return self.state in {"delivered", "dead", "canceled"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:

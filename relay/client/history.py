@@ -119,6 +119,10 @@ class Jobs:
         body = {"force": True} if force else {}
         return read(Job, self._transport.call("POST", path("jobs", job_id, "replay"), body))
 
+    def wait(self, job_id: str, *, timeout: float) -> Job:
+        """Wait until one has come to rest, and return it; WaitedTooLong after so many seconds."""
+        return _settled(lambda: self.get(job_id), lambda one: one.is_settled, timeout, f"job {job_id} is under way")
+
 
 class Replays:
     """Replays by filter, as `relay.endpoints.replay` starts them."""
@@ -129,6 +133,19 @@ class Replays:
     def get(self, replay_id: str) -> Replay:
         """Read how far one is."""
         return read(Replay, self._transport.get(path("v1", "replays", replay_id)))
+
+    def list(
+        self,
+        *,
+        endpoint_id: str | None = None,
+        state: str | None = None,
+        since: datetime | str | None = None,
+        until: datetime | str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Replay]:
+        """Iterate over those that meet the filters, the newest first."""
+        query = {"endpoint_id": endpoint_id, "state": state, "since": time_text(since), "until": time_text(until)}
+        return walk(self._transport, "/v1/replays", Replay, query, limit=limit)
 
     def cancel(self, replay_id: str) -> Replay:
         """Stop one. What it sent again stays so. Conflict where it is finished."""

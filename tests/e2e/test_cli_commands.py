@@ -28,6 +28,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("RELAY_") or name == "DATABASE_URL"]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path
 
 
@@ -68,6 +69,7 @@ def test_the_commands_on_a_whole_relay(database: str, broker: str, place: Path) 
         env = {"RELAY_URL": stack.url, "RELAY_API_KEY": stack.headers["Authorization"].removeprefix("Bearer ")}
         _endpoint_and_events(stack, env)
         _deliveries_and_replay(stack, env)
+        _jobs(stack, env, place)
         _listening(env, place)
         _the_doctor(stack, env, place)
 
@@ -141,6 +143,49 @@ def _deliveries_and_replay(stack: Stack, env: dict[str, str]) -> None:
     run("replay", "--cancel", done["id"], env=env, code=1)
     # A filter with no match is done, too; so is one that is not waited for.
     assert run("replay", endpoint, "--no-wait", env=env).stdout.startswith("replay ")
+    rows = [row.split("\t") for row in run("replay", "--list", env=env).stdout.splitlines()]
+    assert rows[0][:4] == ["id", "created", "state", "again"]
+    assert [row[0] for row in rows[1:]][-1] == done["id"]
+    assert (rows[-1][2:4], rows[-1][5].startswith("dead, since "), rows[-1][6]) == (["done", "2"], True, endpoint)
+    assert lines(run("replay", endpoint, "--list", "--json", env=env))[-1]["id"] == done["id"]
+    run("replay", "--list", "--watch", done["id"], env=env, code=2)
+
+
+def _jobs(stack: Stack, env: dict[str, str], place: Path) -> None:
+    url = f"{stack.receiver.url}/ok/job"
+    (place / "headers").write_text("Authorization: Bearer abc\n\nX-Kind: thumbnail\n")
+    said = run("jobs", "send", url, "--data", '{"n": 17}', "--header", "@headers", "--wait", "30", env=env).stdout
+    taken = re.match(r"^job (\S+) accepted\n  \1  delivered after 1 attempt: HTTP 200\n$", said)
+    assert taken is not None, said
+    shown = run("jobs", "get", taken[1], env=env).stdout
+    assert re.search(rf"^url +{url}$", shown, re.MULTILINE)
+    assert re.search(r"^content_type +application/json$", shown, re.MULTILINE)
+    assert re.search(r"^1\t\S+ \S+\tsuccess\tHTTP 200\t", shown, re.MULTILINE)
+    assert [name for name, _ in lines(run("jobs", "get", taken[1], "--json", env=env))[0]["headers"]] == [
+        "Authorization",
+        "X-Kind",
+    ]
+    again = run("jobs", "replay", taken[1], "x", env=env, code=1)
+    assert [re.match(r"relay: \S+: \d+", line) is not None for line in again.stderr.splitlines()] == [True, True]
+    assert run("jobs", "replay", taken[1], "--force", env=env).stdout == f"{taken[1]}: queued\n"
+
+    # One that is for later is not waited for.
+    later = ("jobs", "send", url, "--delay", "3600", "--idempotency-key", "later", "--json")
+    made = lines(run(*later, env=env))
+    assert [one["state"] for one in made] == ["queued"]
+    assert (lines(run(*later, env=env))[0]["id"], lines(run(*later, env=env))[0]["replayed"]) == (made[0]["id"], True)
+    run("jobs", "send", url, "--delay", "3600", "--wait", "0.1", env=env, code=4)
+    assert run("jobs", "cancel", made[0]["id"], env=env).stdout == f"{made[0]['id']}: canceled\n"
+    failed = run("jobs", "send", f"{stack.receiver.url}/status?code=404", "--wait", "30", env=env, code=1)
+    assert "dead after 1 attempt: HTTP 404" in failed.stdout
+
+    assert "no secret to sign jobs" in run("jobs", "send", url, "--sign", "relay", env=env, code=1).stderr
+    assert re.match(r"^secret  whsec_\S+\n$", run("jobs", "rotate-secret", env=env).stdout)
+    assert "delivered" in run("jobs", "send", url, "--sign", "relay", "--wait", "30", env=env).stdout
+    assert "the old one signs until" in run("jobs", "rotate-secret", env=env).stdout
+    for wrong in ("a secret", "@missing"):
+        refused = run("jobs", "send", url, "--header", wrong, env=env, code=2).stderr
+        assert ("--header" in refused, "a secret" in refused) == (True, False)
 
 
 def _listening(env: dict[str, str], place: Path) -> None:
@@ -167,6 +212,33 @@ def _listening(env: dict[str, str], place: Path) -> None:
             assert listener.wait(20) == 0
             assert "was removed" in listener.stderr.read()
     assert "relay listen" not in run("endpoints", "list", "--json", env=env).stdout
+    _listening_after_a_kill(env, place)
+
+
+def _listening_after_a_kill(env: dict[str, str], place: Path) -> None:
+    """What one that was killed left goes at the next one's start; one that runs keeps its endpoint."""
+
+    def greeted(listener: subprocess.Popen[str]) -> str:
+        assert listener.stderr is not None
+        match = re.search(r" as endpoint (\S+);", listener.stderr.readline())
+        assert match is not None
+        return match[1]
+
+    with started("listen", env=env, folder=place) as running, started("listen", env=env, folder=place) as killed:
+        kept, left = greeted(running), greeted(killed)
+        killed.kill()
+        killed.wait(20)
+        with started("listen", env=env, folder=place) as third:
+            assert third.stderr is not None
+            said = third.stderr.readline()
+            assert said == f"endpoint {left}, left by a `relay listen` that was killed, was removed\n"
+            own = greeted(third)
+            there = [one["id"] for one in lines(run("endpoints", "list", "--json", env=env))]
+            assert (kept in there, own in there, left in there) == (True, True, False)
+            for listener in (third, running):
+                listener.send_signal(signal.SIGINT)
+                assert listener.wait(20) == 0
+    assert [one for one in (place / "state").rglob("*") if one.is_file()] == []
 
 
 def _the_doctor(stack: Stack, env: dict[str, str], place: Path) -> None:

@@ -14,6 +14,7 @@ from relay.cli import output
 from relay.cli.doctor_database import judge_clock
 from relay.cli.endpoints import FIELDS, _fields
 from relay.cli.findings import Verdict
+from relay.cli.jobs import _headers
 from relay.cli.listen import Listener, _print
 from relay.cli.target import read_env
 from relay.client.answers import Attempt, Rotated
@@ -74,6 +75,16 @@ def test_fields_are_json_or_text() -> None:
     for wrong in ("colour=red", "description", "secret=x"):
         with pytest.raises(click.BadParameter):
             _fields((wrong,), FIELDS)
+
+
+def test_headers_of_a_job_are_read_as_they_are_typed(tmp_path: Path) -> None:
+    """By option and from a file; what is none, or is there twice, is refused without showing a value."""
+    (tmp_path / "h").write_text("X-Two: b:c\n\nX-Three:\n")
+    assert _headers(("X-One:a", f"@{tmp_path / 'h'}")) == {"X-One": "a", "X-Two": "b:c", "X-Three": ""}
+    for wrong in (("hidden",), (": hidden",), ("X-One: hidden", "x-one: hidden"), (f"@{tmp_path / 'hidden'}/",)):
+        with pytest.raises(click.BadParameter) as refused:
+            _headers(wrong)
+        assert "hidden" not in str(refused.value) or wrong[0].startswith("@")
 
 
 def test_files_of_settings_are_read_as_they_are_written(tmp_path: Path) -> None:

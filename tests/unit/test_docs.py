@@ -20,7 +20,7 @@ from relay.testkit import index
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 #: Pages that these tests answer for.
-PAGES = ("api", "architecture", "cli", "client", "configuration", "delivery", "receiving", "running", "security")
+PAGES = tuple(sorted(path.stem for path in DOCS.glob("*.md")))
 
 BODY = b'{"type":"order.paid","amount":4999}'
 
@@ -134,6 +134,13 @@ def spelled(seconds: float) -> str:
     whole = round(seconds)
     parts = ((whole // 3600, "h"), (whole // 60 % 60, "min"), (whole % 60, "s"))
     return " ".join(f"{count} {unit}" for count, unit in parts if count)
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    """Its index has each page of the manual, and nothing that is not there."""
+    linked = set(re.findall(r"\]\(docs/(\w[\w-]*)\.md\)", (ROOT / "README.md").read_text("utf-8")))
+
+    assert linked == set(PAGES)
 
 
 @pytest.mark.parametrize("name", PAGES)
