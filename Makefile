@@ -9,6 +9,11 @@ WORKERS ?= 2
 TESTERS ?= 3
 PYTEST := $(BIN)/python -m pytest
 SPREAD := -n $(TESTERS) --dist worksteal
+# Hundreds of tests start real processes and give them so long; on a machine that stalls, one may not be in time. What failed is
+# run once more by itself, and is a failure if it fails again. One that passes then is named here: it is unsteady, so mend it.
+AGAIN = { echo "Once more, by themselves, those that failed:"; \
+	$(PYTEST) -v --maxfail=1 --last-failed --last-failed-no-failures none -m 'not serial' && \
+	echo "They passed by themselves. They are unsteady all the same: see above why they failed."; }
 # Where the surroundings say not to keep compiled files, the hundreds of processes that tests start would each compile Relay.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -30,7 +35,7 @@ up: $(STAMP) ## Run everything on this machine: database, Redis, API, publisher,
 test: $(STAMP) lint ## Run linters, types, import rules and every test
 	@echo "Types are checked beside the tests."; \
 	said=$$(mktemp); nice $(BIN)/mypy >$$said 2>&1 & types=$$!; \
-	$(PYTEST) $(SPREAD) -m 'not serial'; failed=$$?; \
+	$(PYTEST) $(SPREAD) -m 'not serial' || $(AGAIN); failed=$$?; \
 	wait $$types || failed=1; cat $$said; rm -f $$said; exit $$failed
 	grep -rl --include='*.py' 'pytest.mark.serial' tests | xargs $(PYTEST) -m serial
 
@@ -57,12 +62,8 @@ faults: $(STAMP) ## Break things for longer than `make test` does
 surroundings: $(STAMP) ## Try PgBouncer, TLS and Sentinel: wants Debian's postgresql and pgbouncer on the machine
 	$(PYTEST) tests/surroundings/check_*.py
 
-bench: $(STAMP) ## Print the load test's table
-	$(BIN)/relay loadtest drain
-	$(BIN)/relay loadtest drain --workers 1
-	$(BIN)/relay loadtest quiet
-	$(BIN)/relay loadtest baseline
-	$(BIN)/relay loadtest limit
+bench: $(STAMP) ## Run the load test's scenarios and print what was required and seen (BENCH="--quick", "--only drain", "--show")
+	@$(BIN)/python -m relay.loadtest.bench $(BENCH)
 
 format: $(STAMP) ## Put the code into shape
 	$(BIN)/ruff check --fix .
