@@ -40,7 +40,7 @@ from relay.store import schema
 from relay.store.engine import make_engine, make_hot_engine
 from relay.store.vault import Vault
 from relay.sweeps.partitions_ahead import PartitionsAhead
-from relay.sweeps.reap import Reap
+from relay.sweeps.reap import OVERDUE_SECS, Reap
 from relay.sweeps.reconcile import Reconcile
 from relay.sweeps.replay import Replay
 from relay.sweeps.retention import Retention, Windows
@@ -343,7 +343,7 @@ def make_worker(settings: Settings) -> Worker:
         recorder=recorder,
         room=room,
         batch=settings.claim_batch,
-        stand_in=lambda: _ignore(run_sweep(engine, reap)),
+        stand_in=lambda away: _ignore(run_sweep(engine, reap, overdue_secs=None if away else OVERDUE_SECS)),
     )
 
     vitals = Vitals(

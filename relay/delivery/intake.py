@@ -51,7 +51,7 @@ class Rhythm:
     retry_secs: float = 0.5
     #: Where results have waited for so long, or a claim has, the database is asked before anything more is taken.
     hold_secs: float = 3.0
-    #: Between two runs of the reaper's stand-in while Redis is away, when beat's tasks cannot travel.
+    #: Between two runs of the reaper's stand-in, while no hints come or Redis is away: nor may beat's tasks then.
     stand_in_secs: float = 5.0
     #: A hint whose row was locked comes back after the first of these, then twice as long, up to the second.
     again_first_secs: float = 0.02
@@ -105,11 +105,11 @@ class Intake:
         recorder: Recorder,
         room: Room,
         batch: int,
-        stand_in: Callable[[], None],
+        stand_in: Callable[[bool], None],
         rhythm: Rhythm | None = None,
     ) -> None:
         """Take two views of the stream, as a blocking read must not hold up acknowledgements. `stand_in` runs the
-        reaper while Redis is away."""
+        reaper where beat's tasks do not come, and is told whether Redis is away."""
         self._hot = hot
         self._stream = stream
         self._settler = settler
@@ -130,6 +130,7 @@ class Intake:
         self._turns = dict.fromkeys(("reader", "poller", "settler"), time.monotonic())
         self._reread = False
         self._next_look = time.monotonic() + self._rhythm.look_secs
+        self._next_stand_in = 0.0
         self._later = _Later(self._rhythm)
         self._settled: list[bytes] = []
         self._settled_lock = threading.Lock()
@@ -237,9 +238,11 @@ class Intake:
                 self._room.release(reserved - max(kept, len(hints)))
             if hints:
                 self._pass_on(Batch(self, hints))
-            elif kept and not self._look(kept, late_secs=self._rhythm.look_late_secs):
-                # Where a look finds rows, hints do not come (publisher dead, Redis full): look again at once.
-                self._next_look = time.monotonic() + self._rhythm.look_secs
+            elif kept:
+                if not self._look(kept, late_secs=self._rhythm.look_late_secs):
+                    # Where a look finds rows, hints do not come (publisher dead, Redis full): look again at once.
+                    self._next_look = time.monotonic() + self._rhythm.look_secs
+                self._stand_in_at_times(away=False)
 
     def _next_hints(self, count: int) -> list[Hint]:
         if not self.redis_answers:
@@ -314,7 +317,6 @@ class Intake:
 
     def _poll(self) -> None:
         rhythm = self._rhythm
-        next_stand_in = 0.0
         while not self._stop.is_set():
             self._turns["poller"] = time.monotonic()
             away = self.redis_answers is False
@@ -325,9 +327,7 @@ class Intake:
                 continue
             while self._look_while_away() and not self._stop.is_set() and self._may_read():
                 self._turns["poller"] = time.monotonic()
-            if time.monotonic() >= next_stand_in:
-                next_stand_in = time.monotonic() + rhythm.stand_in_secs
-                self._run_stand_in()
+            self._stand_in_at_times(away=True)
 
     def _bring_back(self, ids: Sequence[UUID]) -> None:
         if self.redis_answers is False:
@@ -364,9 +364,12 @@ class Intake:
             log.warning("a claim failed", extra={"error": str(error).strip()[:200]})
             return 0
 
-    def _run_stand_in(self) -> None:
+    def _stand_in_at_times(self, *, away: bool) -> None:
+        if time.monotonic() < self._next_stand_in:
+            return
+        self._next_stand_in = time.monotonic() + self._rhythm.stand_in_secs
         try:
-            self._stand_in()
+            self._stand_in(away)
         except DATABASE_ERRORS as error:
             log.warning("reaping in beat's place failed", extra={"error": str(error).strip()[:200]})
 

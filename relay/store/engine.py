@@ -12,6 +12,7 @@ Settings of a session are made by a statement, as poolers do not pass on startup
 from __future__ import annotations
 
 import select
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, LiteralString, cast
 
@@ -21,7 +22,7 @@ import sqlalchemy as sa
 from relay.store import arrays, pooler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, MutableMapping, Sequence
     from contextlib import AbstractContextManager
 
     from psycopg import sql
@@ -36,6 +37,9 @@ LOCK_TIMEOUT_SECS = 5
 SILENCE_SECS = 18
 #: A frozen peer (no FIN, no RST) is noticed after this many milliseconds of unacknowledged bytes (Linux).
 TCP_USER_TIMEOUT_MS = 20_000
+#: A session that takes no writes is given up when it is so many seconds old. The next one may be led elsewhere, or be told
+#: otherwise; and a database that takes no writes at all is not stormed with logins.
+READ_ONLY_SECS = 2.0
 
 _SESSION = {
     "timezone": "UTC",
@@ -52,6 +56,9 @@ _HOT_SESSION = {
     "enable_material": "off",
     "jit": "off",
 }
+
+#: Where a pooled connection's `info` says when it was made (monotonic).
+_MADE_AT = "made_at"
 
 Row = tuple[Any, ...]
 
@@ -125,6 +132,11 @@ def run(
             connection.invalidate()
             connection.engine.dispose()
         raise
+    except psycopg.errors.ReadOnlySqlTransaction:
+        if _is_old(connection.info):
+            connection.invalidate()
+            connection.engine.dispose()
+        raise
 
 
 @contextmanager
@@ -176,6 +188,23 @@ def way_to(url: str) -> pooler.Way:
         return made
 
     return pooler.way_through(login)
+
+
+def _is_old(info: MutableMapping[Any, Any]) -> bool:
+    """Whether a session that takes no writes is to be given up: a failover, or a role's setting, outlives it."""
+    made_at: float = info[_MADE_AT]
+    return time.monotonic() - made_at > READ_ONLY_SECS
+
+
+def _on_error(context: sa.engine.ExceptionContext) -> None:
+    """Tell SQLAlchemy of it, for the statements that it runs itself: then the whole pool is made anew."""
+    if context.connection is not None and isinstance(context.original_exception, psycopg.errors.ReadOnlySqlTransaction):
+        context.is_disconnect = _is_old(context.connection.info)
+
+
+def _on_connect(connection: Any, record: sa.pool.ConnectionPoolEntry) -> None:
+    record.info[_MADE_AT] = time.monotonic()
+    arrays.register(connection)
 
 
 def _statement_secs(patience_secs: int) -> int:
@@ -250,5 +279,6 @@ def _engine(
     # Half the patience: where a connection is dead, another is still to be made, and the statement to be run.
     engine.dialect.do_ping = ping  # type: ignore[assignment]  # the pool asks its dialect, and there is no event
     sa.event.listen(engine, "do_connect", connect)
-    sa.event.listen(engine, "connect", lambda connection, _record: arrays.register(connection))
+    sa.event.listen(engine, "connect", _on_connect)
+    sa.event.listen(engine, "handle_error", _on_error)
     return engine

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 #: After a gap of so many intervals the database was away, or beat: recorders that hold results come first.
 GAP_INTERVALS = 3
+#: Seconds after which a worker that gets no hints runs it in beat's place: beat's ticks come every 5 s, or not at all.
+OVERDUE_SECS = 6.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

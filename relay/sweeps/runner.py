@@ -39,17 +39,19 @@ class Shared:
     __slots__ = ()
 
 
-def run_sweep(engine: sa.Engine, sweep: Sweep) -> Mapping[str, int] | None:
+def run_sweep(engine: sa.Engine, sweep: Sweep, *, overdue_secs: float | None = None) -> Mapping[str, int] | None:
     """Run `sweep` once, under its lock; return its counts, or None where another runs it or it just ran.
 
-    A sweep that is `Shared` runs in any case.
+    With `overdue_secs` it counts as run just now where it began less than so long ago: for those who stand in for beat,
+    and shall do nothing while beat ticks. A sweep that is `Shared` runs in any case.
     """
     if isinstance(sweep, Shared):
         return _told(sweep, sweep.run_once(since_last=sweep.interval_secs))
     with advisory_lock(engine, f"sweep:{sweep.name}") as connection:
         if connection is None:
             return None
-        since_last = start_sweep(connection, sweep.name, interval_secs=sweep.interval_secs)
+        interval = sweep.interval_secs if overdue_secs is None else 2 * overdue_secs
+        since_last = start_sweep(connection, sweep.name, interval_secs=interval)
         if since_last is None:
             return None
         counts = sweep.run_once(since_last=since_last)

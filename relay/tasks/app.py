@@ -34,6 +34,9 @@ def configuration(settings: Settings, queue: str) -> dict[str, Any]:
         "broker_connection_retry_on_startup": True,
         # None: try for ever. The default ends the worker after a hundred tries.
         "broker_connection_max_retries": None,
+        # A Redis that answers and refuses (full, a replica) ends no worker, either: relay/tasks/consumer.py waits for it.
+        "broker_channel_error_retry": True,
+        "worker_consumer": "relay.tasks.consumer:PatientConsumer",
         "broker_transport_options": {
             "socket_timeout": SOCKET_TIMEOUT_SECS,
             "socket_connect_timeout": CONNECT_TIMEOUT_SECS,

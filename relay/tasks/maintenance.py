@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import NAMESPACE_DNS, uuid5
@@ -39,6 +40,17 @@ def register(app: Celery, worker: Callable[[], Worker]) -> None:
     def heartbeat() -> None:
         with _database_may_be_away("heartbeat"), worker().engine.begin() as connection:
             heartbeats.beat(connection, BEAT_PROCESS, {})
+
+
+def start_days(worker: Worker) -> None:
+    """Begin to make the attempt log's missing days, unless that was done lately: beat asks for it seldom, and a beat that
+    is restarted oftener never does (B-160). On a thread of its own: a lock may keep it waiting."""
+
+    def run() -> None:
+        with _database_may_be_away("partitions"):
+            worker.run_sweep("partitions")
+
+    threading.Thread(target=run, name="relay-days", daemon=True).start()
 
 
 def _register_sweep(app: Celery, worker: Callable[[], Worker], sweep: str) -> None:

@@ -11,7 +11,8 @@ SWEEPS = {
     "reap": 5.0,
     "reconcile": 10.0,
     "stream-upkeep": 15.0,
-    "partitions": 3600.0,
+    # It runs once an hour or a little oftener: a beat that is restarted within the hour must have ticked for it, too.
+    "partitions": 600.0,
     # Workers look for its work themselves, every 2 s: this is for when they cannot.
     "wake": 15.0,
     "sleepers": 60.0,

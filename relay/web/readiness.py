@@ -137,9 +137,10 @@ class _Look:
             self.fault = str(error)
         except (sa.exc.SQLAlchemyError, psycopg.Error) as error:
             cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
-            # Its text may name hosts and users; readiness is told to anybody.
+            # Its text may name hosts and users: for the log alone, as readiness is told to anybody.
             self.fault = f"does not answer ({type(cause).__name__})"
-            _log.warning("the readiness check met a fault", extra={"error": type(cause).__name__})
+            said = f"{type(cause).__name__}: {str(cause).strip()[:200]}"
+            _log.warning("the readiness check met a fault", extra={"error": said})
         finally:
             self._connection = None
             engine.dispose()

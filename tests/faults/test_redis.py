@@ -106,10 +106,11 @@ def test_away_for_long_delivery_and_rescue_go_on(how: str, database: str) -> Non
 
 
 def test_full_delivery_goes_on(database: str) -> None:
-    """A Redis that takes no more writes: ingest and delivery go on; once there is room all is as before."""
+    """A Redis that takes no more writes: ingest and delivery go on, a dead worker's rows are rescued, a worker started
+    meanwhile lives and works; once there is room all is as before."""
     with own_redis() as server, Stack(database_url=database, broker_url=server.url) as stack:
-        stack.endpoint("/ok")
-        stack.start(*ALL)
+        stack.endpoint("/slow/full?ms=300")
+        _, _, victim, _, _ = stack.start(*ALL)
         with stack.redis() as client, Traffic(stack) as traffic:
             traffic.wait_accepted(50)
             client.config_set("maxmemory", 1)
@@ -117,6 +118,14 @@ def test_full_delivery_goes_on(database: str) -> None:
             stack.live("publisher")[0].wait_said("Redis does not answer the publisher; workers look for themselves", 10)
             before = stack.delivered()
             wait_until(lambda: stack.delivered() > before + 150, 30, "deliveries go on")
+            late = stack.launch("worker")
+            wait_until(lambda: victim.metrics()["relay_sends_in_flight"] >= 1, 20, "the victim is at work")
+            victim.kill()
+            wait_until(lambda: stack.end_leases(older_secs=1.5), 20, "the victim's leases are found")
+            wait_until(lambda: rescued(stack), 30, "a stand-in rescues")
+            started = 'relay_delivery_attempts_total{outcome="success"}'
+            wait_until(lambda: late.scrape().get(started, 0) > 0, 30, "a worker started meanwhile delivers")
+            assert late.alive, late.tail()
             ended = time.monotonic()
             client.config_set("maxmemory", 0)
             traffic.wait_accepted(50)
@@ -124,8 +133,10 @@ def test_full_delivery_goes_on(database: str) -> None:
         assert set(traffic.answers) == {202}
         assert traffic.slowest(began, ended) < USUAL_SECS
         settle(stack, 30)
-        assert duplicates(check(stack, traffic)) == []
+        accounts = check(stack, traffic)
+        assert all(one.lost for one in duplicates(accounts)), duplicates(accounts)
         assert stack.live("worker")[1:], "a worker ended"
+        late.wait_said("reading hints from the stream", 20)
         stack.sweeps_run()
         at_rest(stack)
 

@@ -38,7 +38,9 @@ def test_worker_and_publisher_whose_sessions_freeze_say_so_and_get_over_it(broke
         wait_until(lambda: stack.get("/readyz") == 200, 20, "all is well")
         with contextlib.ExitStack() as thaw, contextlib.closing(connect(broker)) as client:
             stream = Stream(client, prefix="relay", consumer="tests")
-            wait_until(lambda: freeze_sessions(stack, "relay publisher", thaw), 10, "the publisher's session is at rest")
+            wait_until(
+                lambda: freeze_sessions(stack, "relay publisher", thaw), 10, "the publisher's session is at rest"
+            )
             seen: dict[str, str] = {}
             began = time.monotonic()
 

@@ -222,13 +222,16 @@ def test_two_beats_and_restarts_under_a_live_queue_send_nothing_twice(database: 
 
 
 def test_without_beat_retries_go_on_and_readiness_says_so(database: str, broker: str) -> None:
-    """Retries need no beat; half a minute without its heartbeat, and /readyz is 503 and names it, while ingest is not."""
+    """Retries need no beat, nor does the day after tomorrow; half a minute without its heartbeat, and /readyz is 503 and
+    names it, while ingest is not."""
     with Stack(database_url=database, broker_url=broker) as stack, Traffic(stack, senders=0) as traffic:
         stack.receiver.set_up("/toggle/beatless", up=False)
         stack.endpoint("/toggle/beatless")
         _, _, _, beat = stack.start("api", "publisher", "worker", "beat")
         wait_until(lambda: stack.get("/readyz") == 200, 20, "all is well")
         beat.kill()
+        days = "select 1 from relay.sweeps where name = 'partitions' and finished_at is not null"
+        wait_until(lambda: stack.rows(days), 20, "a worker makes missing days when it starts")
         traffic.ingest(1)
         stack.receiver.wait_for(3, 20)
         stack.receiver.set_up("/toggle/beatless", up=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 
 from relay.store import engine as engines
 from relay.store.engine import make_engine, make_hot_engine, patiently, run, way_to
@@ -16,8 +17,6 @@ from relay.store.pooler import Way
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import sqlalchemy as sa
 
 
 @pytest.mark.parametrize("make", [make_engine, make_hot_engine])
@@ -40,6 +39,43 @@ def test_a_frozen_session_is_given_up(
             assert run(connection, "select pg_backend_pid()").fetchall()[0][0] != frozen
     finally:
         os.kill(frozen, signal.SIGCONT)
+        pool.dispose()
+
+
+@pytest.mark.parametrize("make", [make_engine, make_hot_engine])
+def test_sessions_that_take_no_writes_are_given_up(
+    make: Callable[..., sa.Engine], database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failover to where nothing can be written, one refused write makes the whole pool anew; a session that is
+    new itself is kept, so that a database which takes none is not stormed (C-71)."""
+    monkeypatch.setattr(engines, "READ_ONLY_SECS", 0.0)
+    pool = make(database, name="moved", size=2)
+    write = "insert into relay.sweeps (name, started_at) values ('moved', now())"
+
+    def pids() -> set[int]:
+        with pool.connect() as one, pool.connect() as other:
+            return {run(each, "select pg_backend_pid()").fetchall()[0][0] for each in (one, other)}
+
+    def refused(raised: type[Exception], attempt: Callable[[sa.Connection], object]) -> None:
+        with pool.connect() as connection:
+            connection.exec_driver_sql("set default_transaction_read_only = on")
+            connection.commit()
+            with pytest.raises(raised):
+                attempt(connection)
+
+    try:
+        old = pids()
+        refused(psycopg.errors.ReadOnlySqlTransaction, lambda connection: run(connection, write))
+        new = pids()
+        assert not old & new
+        refused(sa.exc.InternalError, lambda connection: connection.exec_driver_sql(write))
+        newest = pids()
+        assert not new & newest
+        monkeypatch.setattr(engines, "READ_ONLY_SECS", 600.0)
+        refused(psycopg.errors.ReadOnlySqlTransaction, lambda connection: run(connection, write))
+        refused(sa.exc.InternalError, lambda connection: connection.exec_driver_sql(write))
+        assert pids() == newest
+    finally:
         pool.dispose()
 
 
