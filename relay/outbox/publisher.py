@@ -196,13 +196,13 @@ class Publisher:
         if self._redis_answers:
             return True
         try:
-            self._stream.ping()
+            self._stream.try_write()
         except redis.RedisError:
             return False
-        log.info("Redis answers the publisher again")
+        log.info("Redis takes hints again")
         self._redis_answers = True
         return True
 
     def _lost_redis(self, error: redis.RedisError) -> None:
-        log.warning("Redis does not answer the publisher; workers look for themselves", extra={"error": str(error)})
+        log.warning("Redis takes no hints; workers look for themselves", extra={"error": str(error)})
         self._redis_answers = False

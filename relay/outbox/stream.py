@@ -92,6 +92,10 @@ class Stream:
         """Raise redis.RedisError unless Redis answers."""
         self._redis.ping()
 
+    def try_write(self) -> None:
+        """Raise redis.RedisError unless Redis answers and takes writes: one that is full, or a replica, only answers."""
+        self._redis.set(f"{self.key}:try", b"", px=1000)
+
     def announce(self, ids: Sequence[UUID]) -> None:
         """Add a hint for each of `ids`. A time-out leaves open whether they were added: twice does no harm."""
         self._announce(keys=[self.key], args=[id_.bytes for id_ in ids])

@@ -115,7 +115,7 @@ def test_full_delivery_goes_on(database: str) -> None:
             traffic.wait_accepted(50)
             client.config_set("maxmemory", 1)
             began = time.monotonic()
-            stack.live("publisher")[0].wait_said("Redis does not answer the publisher; workers look for themselves", 10)
+            stack.live("publisher")[0].wait_said("Redis takes no hints; workers look for themselves", 10)
             before = stack.delivered()
             wait_until(lambda: stack.delivered() > before + 150, 30, "deliveries go on")
             late = stack.launch("worker")
@@ -127,6 +127,7 @@ def test_full_delivery_goes_on(database: str) -> None:
             wait_until(lambda: late.scrape().get(started, 0) > 0, 30, "a worker started meanwhile delivers")
             assert late.alive, late.tail()
             ended = time.monotonic()
+            assert not stack.live("publisher")[0].said("Redis takes hints again"), "a full one answers, and takes none"
             client.config_set("maxmemory", 0)
             traffic.wait_accepted(50)
         print(f"150 in {ended - began:.1f} s")
