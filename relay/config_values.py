@@ -129,7 +129,9 @@ def database_url(value: object) -> object:
         raise ValueError("must name several hosts in its query: postgresql://user@/database?host=a,b&port=5432,5432")
     port = re.search(r":([^:\]]*)$", place[1])
     if port is not None and not re.fullmatch(r"[0-9]{0,5}", port[1]):
-        raise ValueError("must have a number for its port; in a password `@`, `/`, `?` and `#` are written %40, %2F, %3F, %23")
+        raise ValueError(
+            "must have a number for its port; in a password `@`, `/`, `?` and `#` are written %40, %2F, %3F, %23"
+        )
     return "postgresql://" + rest
 
 

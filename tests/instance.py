@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from relay import bootstrap
-from relay.config import load_settings
+from relay.config_sources import load_settings
 from relay.web.app import create_app
 from tests.conftest import MASTER_KEYS
 from tests.described import DescribedClient

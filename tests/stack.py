@@ -26,7 +26,7 @@ import redis
 import requests
 
 from relay import bootstrap
-from relay.config import load_settings
+from relay.config_sources import load_settings
 from relay.core.model import Scope
 from relay.core.secret import new_secret
 from relay.embedded.home import discard, make_base, write_state

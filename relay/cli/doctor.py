@@ -57,7 +57,7 @@ def examine(data: Path) -> Iterator[Finding]:
     """Look at one thing after the other."""
     from relay.cli import doctor_around, doctor_database
     from relay.cli.target import DEV_ENV, read_env
-    from relay.config import load_settings
+    from relay.config_sources import load_settings
     from relay.core.errors import ConfigurationError
 
     preset = running_servers(data)

@@ -79,7 +79,7 @@ def _database_says(error: Exception) -> str | None:
 def read_settings(role: str) -> Settings:
     """Read the settings of a process and set its logging up."""
     from relay import logs
-    from relay.config import load_settings
+    from relay.config_sources import load_settings
 
     settings = load_settings(os.environ, dotenv=Path(".env"))
     logs.configure(role, level=settings.log_level, style=settings.log_format)
@@ -191,7 +191,8 @@ def config(markdown: bool) -> None:  # noqa: FBT001 - click passes options by na
 
         click.echo(config_docs.markdown(), nl=False)
         return
-    from relay.config import effective, load_settings
+    from relay.config import effective
+    from relay.config_sources import load_settings
 
     settings = load_settings(os.environ, dotenv=Path(".env"))
     for name, value, source in effective(settings):

@@ -34,6 +34,7 @@ COLLECT_AFTER = 50_000
 
 def run_publisher(settings: Settings) -> int:
     """Publish until SIGTERM or SIGINT."""
+    _await_schema(settings)
     stop = threading.Event()
 
     def on_signal(number: int, _frame: object) -> None:
@@ -43,7 +44,6 @@ def run_publisher(settings: Settings) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
-    bootstrap.await_schema(settings)
     parts = bootstrap.make_publisher(settings)
     metrics.REGISTRY.register(parts.gauges)
     health = HealthServer(settings.metrics_bind, before_scrape=parts.refresh_metrics, dead=parts.vitals.dead)
@@ -67,7 +67,7 @@ def run_worker(settings: Settings, *, name: str | None) -> int:
     _keep_logging()
     # Celery warns of root because of pickle; here only JSON is accepted, and `relay up` runs as whoever starts it.
     warnings.filterwarnings("ignore", category=SecurityWarning)
-    bootstrap.await_schema(settings)
+    _await_schema(settings)
     worker = bootstrap.make_worker(settings)
     health = HealthServer(settings.metrics_bind, before_scrape=worker.refresh_metrics, dead=worker.vitals.dead)
     health.start()
@@ -85,6 +85,7 @@ def run_worker(settings: Settings, *, name: str | None) -> int:
     )
     log.info("worker started", extra={"health": f"http://{settings.metrics_bind}/healthz"})
     quieten_collector()
+    maintenance.start_days(worker)
     celery_worker.start()
     health.stop()
     return int(celery_worker.exitcode or 0)
@@ -137,6 +138,16 @@ def quieten_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER, 20, 100)
+
+
+def _await_schema(settings: Settings) -> None:
+    """Wait for the database, however long. SIGTERM or SIGINT end the process at once, until the role's own handlers do.
+
+    Said here, as the first process of a container is spared the signals that it has no handler for.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os._exit(0))
+    bootstrap.await_schema(settings)
 
 
 def _keep_logging() -> None:

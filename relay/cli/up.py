@@ -14,7 +14,8 @@ import click
 import requests
 
 from relay.cli.dev_state import DevState
-from relay.config import Settings, effective, load_settings
+from relay.config import Settings, effective
+from relay.config_sources import load_settings
 from relay.config_values import Bind
 from relay.core.errors import ConfigurationError
 from relay.core.model import Scope

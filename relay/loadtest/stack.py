@@ -23,11 +23,13 @@ import redis
 from psycopg import sql
 
 import relay
-from relay.config import effective, load_settings
+from relay.config import effective
+from relay.config_sources import load_settings
 from relay.core.errors import Unavailable
 from relay.embedded.launch import free_port, shim_argv
 from relay.embedded.stack import Servers
 from relay.loadtest import counters, usage
+from relay.loadtest.calibration import python_loop_ms
 from relay.loadtest.sink import Sink
 from relay.store import migrate
 from relay.store.vault import Vault
@@ -68,6 +70,11 @@ class Reading:
     """What had been used at one moment; two of them make a difference."""
 
     cpu_secs: Mapping[str, float]
+    #: Of the whole machine, and of this process; the former is not known everywhere.
+    machine_secs: float | None
+    own_secs: float
+    #: The monotonic clock, in seconds.
+    at: float
     statements: int | None
     round_trips: int | None
 
@@ -77,7 +84,8 @@ class Stack:
 
     With URLs given, a database of its own is made on that server, and a prefix of its own used in that Redis; both are
     taken away again. CPU of servers that were not started here is not known. Settings of the environment (`RELAY_…`)
-    hold for the roles, but for those that this sets itself.
+    hold for the roles, but for those that this sets itself. `preamble` are Python statements that each role runs first:
+    with them a constant can be tried that is no setting.
     """
 
     def __init__(
@@ -86,11 +94,13 @@ class Stack:
         database_url: str | None = None,
         broker_url: str | None = None,
         environ: Mapping[str, str] | None = None,
+        preamble: str = "",
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._given_database = database_url
         self._given_broker = broker_url
         self._environ = dict(os.environ if environ is None else environ)
+        self._preamble = preamble
         self._say = say
         self._undo = contextlib.ExitStack()
         self._roles: dict[str, list[subprocess.Popen[bytes]]] = {}
@@ -116,6 +126,7 @@ class Stack:
 
     def _start(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="relay-loadtest-"))
+        self.python_loop_ms = python_loop_ms()
         self._say("starting servers")
         # Its own directory goes with it, the roles' logs included.
         self._servers = Servers(
@@ -183,7 +194,10 @@ class Stack:
 
     def start_role(self, role: str, count: int = 1) -> None:
         """Start `count` processes of one of Relay's roles, as the command line does."""
-        self.start_process(role, [sys.executable, "-m", "relay.cli.main", role], count)
+        argv = [sys.executable, "-m", "relay.cli.main", role]
+        if self._preamble:
+            argv = [sys.executable, "-c", f"{self._preamble}\nfrom relay.cli.main import main\nmain()", role]
+        self.start_process(role, argv, count)
 
     def start_process(self, role: str, argv: Sequence[str], count: int = 1) -> None:
         """Start `count` processes of any command as `role`, in the roles' environment."""
@@ -251,6 +265,9 @@ class Stack:
         """What has been used so far."""
         return Reading(
             cpu_secs=usage.cpu_secs(self._pids()),
+            machine_secs=usage.machine_secs(),
+            own_secs=usage.own_secs(),
+            at=time.monotonic(),
             statements=counters.statements(self.connection) if self._counts_statements else None,
             round_trips=counters.round_trips(self.broker),
         )
@@ -258,6 +275,10 @@ class Stack:
     def worker_rss_mb(self) -> float | None:
         """Peak resident memory of the largest worker process, in MiB."""
         return usage.peak_rss_mb(process.pid for process in self._roles.get("worker", []))
+
+    def worker_rss_now_mb(self) -> float | None:
+        """Resident memory of the largest worker process at this moment, in MiB."""
+        return usage.rss_mb([process.pid for process in self._roles.get("worker", [])])
 
     def settings(self) -> dict[str, object]:
         """The settings of Relay and of Postgres that figures depend on."""

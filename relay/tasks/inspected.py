@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from relay.config import load_settings
+from relay.config_sources import load_settings
 from relay.tasks.app import make_app
 
 app = make_app(load_settings(os.environ, dotenv=Path(".env")))

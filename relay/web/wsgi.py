@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from relay import bootstrap, logs
-from relay.config import load_settings
+from relay.config_sources import load_settings
 from relay.web.app import create_app
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from relay.bootstrap import make_vault, make_worker
-from relay.config import load_settings
+from relay.config_sources import load_settings
 from relay.outbox.publisher import Pace, Publisher
 from relay.outbox.stream import Stream, connect
 from relay.store.engine import make_hot_engine

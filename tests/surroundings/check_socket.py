@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from relay.config import load_settings
+from relay.config_sources import load_settings
 from relay.outbox.stream import connect
 from relay.tasks.app import make_app
 from tests.surroundings.servers import folder, redis_server

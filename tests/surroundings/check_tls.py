@@ -140,7 +140,7 @@ def test_a_server_with_a_strangers_certificate_is_not_used(
         with connect(wrong) as client, pytest.raises(redis.ConnectionError, match="certificate verify failed"):
             client.ping()
         program = (
-            "import sys; from relay.config import load_settings; from relay.tasks.app import make_app;"
+            "import sys; from relay.config_sources import load_settings; from relay.tasks.app import make_app;"
             "make_app(load_settings({'RELAY_BROKER_URL': sys.argv[1]})).connection().ensure_connection(max_retries=1)"
         )
         ended = subprocess.run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.config import load_settings
+from relay.config_sources import load_settings
 from relay.core.broker_url import Sentinels, read_sentinels
 from relay.core.errors import ConfigurationError
 from relay.outbox.broker import celery_settings

@@ -10,16 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from pydantic import ValidationError
 
-from relay.config import (
-    HIDDEN,
-    Settings,
-    describe,
-    effective,
-    load_settings,
-    require,
-    variable_of,
-    warnings_of,
-)
+from relay.config import HIDDEN, Settings, describe, effective, require, variable_of, warnings_of
+from relay.config_sources import load_settings
 from relay.config_values import Bind, Failpoint, FailpointAction
 from relay.core.errors import ConfigurationError
 
@@ -67,7 +59,12 @@ def test_a_database_url_that_two_readers_would_read_differently_is_refused(url: 
 
 @pytest.mark.parametrize(
     "url",
-    ["postgresql://u:p%2Fw@[::1]:5432/db", "postgresql://u@/db?host=a,b&port=1,2", "postgresql:///db", "postgresql://h/db"],
+    [
+        "postgresql://u:p%2Fw@[::1]:5432/db",
+        "postgresql://u@/db?host=a,b&port=1,2",
+        "postgresql:///db",
+        "postgresql://h/db",
+    ],
 )
 def test_other_database_urls_are_taken_as_they_are(url: str) -> None:
     """Literals, several hosts in the query, a socket."""
