@@ -93,8 +93,8 @@ def traceparent(span: Span) -> str:
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
 
 
-def shown_url(url: str) -> str:
-    """Return what a span may show of a URL: no query and no login, which may hold what is secret."""
+def server_of(url: str) -> dict[str, str | int]:
+    """Return what a span shows of a URL: scheme, host and port. Login, path and query may all hold what is secret."""
     parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{host}{parts.path}"
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return {"url.scheme": parts.scheme, "server.address": parts.hostname or "", "server.port": port}

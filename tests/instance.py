@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from relay import bootstrap
+from relay.bootstrap.api import Api, make_api
 from relay.config_sources import load_settings
 from relay.web.app import create_app
 from tests.conftest import MASTER_KEYS
@@ -29,7 +29,7 @@ ALL_SCOPES = ("ingest", "read", "write", "admin")
 class Instance:
     """An API process's parts and a client for it."""
 
-    api: bootstrap.Api
+    api: Api
     client: FlaskClient
     database: str
 
@@ -84,7 +84,7 @@ def instance(database: str, **settings: str) -> Iterator[Instance]:
         "RELAY_DB_POOL": "4",
         **settings,
     }
-    api = bootstrap.make_api(load_settings({name: value for name, value in environment.items() if value}))
+    api = make_api(load_settings({name: value for name, value in environment.items() if value}))
     try:
         app = create_app(api)
         app.test_client_class = DescribedClient

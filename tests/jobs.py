@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tests.hostile import wait_until
+from tests.instance import Instance, instance
 
 if TYPE_CHECKING:
-    from werkzeug.test import TestResponse
+    from collections.abc import Iterator
 
-    from tests.instance import Instance
+    from werkzeug.test import TestResponse
 
 #: Bytes of a payload, in the instances of these tests.
 LIMIT = 1000
+#: A secret that is looked for where it must not be.
+MARKER = "marker-7c1f0a"
+
+
+@contextmanager
+def job_api(database: str) -> Iterator[Instance]:
+    """An API that may send anywhere, with one workspace."""
+    with instance(
+        database, RELAY_ALLOW_PRIVATE_ENDPOINTS="true", RELAY_MAX_PAYLOAD_BYTES=str(LIMIT), RELAY_DB_POOL="12"
+    ) as made:
+        made.workspace()
+        yield made
 
 
 def enqueue(

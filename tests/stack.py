@@ -25,7 +25,7 @@ import psycopg
 import redis
 import requests
 
-from relay import bootstrap
+from relay.bootstrap.api import make_api
 from relay.config_sources import load_settings
 from relay.core.model import Scope
 from relay.core.secret import new_secret
@@ -194,7 +194,7 @@ class Stack:
     def __enter__(self) -> Self:
         self.receiver.start()
         # The same application as `relay api` serves, in this process: for making things and for single requests.
-        self.parts = bootstrap.make_api(load_settings(self.settings))
+        self.parts = make_api(load_settings(self.settings))
         self.app = create_app(self.parts)
         with self.parts.engine.begin() as connection:
             workspace = workspaces.create(connection, workspace_id=new_id(), name="tests", actor="tests")

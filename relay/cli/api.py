@@ -14,7 +14,9 @@ from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Final
 
-from relay import bootstrap, logs
+from relay import logs
+from relay.bootstrap.api import make_api
+from relay.bootstrap.schema import check_schema
 from relay.core.errors import ConfigurationError
 from relay.process.metrics_api import ApiFigures, shared
 from relay.web.app import EXPRESS, create_app
@@ -51,7 +53,7 @@ def serve(settings: Settings) -> int:
     own connections, and one that dies is replaced; where they die again and again the answer is 1. Raises
     ConfigurationError where RELAY_BIND cannot be used.
     """
-    bootstrap.check_schema(settings)
+    check_schema(settings)
     with _reserved(settings.bind) as (address, port):
         shown = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         log.info("the API starts", extra={"url": f"http://{shown}", "processes": settings.api_processes})
@@ -61,7 +63,7 @@ def serve(settings: Settings) -> int:
 
 
 def _serve_here(settings: Settings, address: str, port: int, figures: ApiFigures | None = None) -> int:
-    api = bootstrap.make_api(settings, figures)
+    api = make_api(settings, figures)
     app = create_app(api)
     front = Front(
         app,

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import redis
 import requests
 
-from relay import bootstrap
+from relay.bootstrap.policies import make_address_policy
 from relay.cli.doctor_database import judge_clock
 from relay.cli.findings import Finding, fail, ok, warn
 from relay.config import require, warnings_of
@@ -138,7 +138,7 @@ def _eviction(info: dict[str, Any]) -> Finding:
 
 def _resolve(settings: Settings, names: list[str]) -> dict[str, Answer | None]:
     arrived = threading.Event()
-    policy = bootstrap.make_address_policy(settings)
+    policy = make_address_policy(settings)
     resolver = Resolver(policy=lambda address: refusal(address, policy), wake=arrived.set)
     deadline = time.monotonic() + _LOOK_UP_SECS
     try:

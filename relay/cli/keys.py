@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from relay import bootstrap
+from relay.bootstrap.policies import make_vault
 from relay.config import require
 from relay.core.errors import ConfigurationError
 from relay.store import heartbeats, schema
@@ -44,7 +44,7 @@ def rotate(settings: Settings) -> int:
     try:
         with engine.connect() as connection:
             schema.check(connection)
-        vault = bootstrap.make_vault(settings)
+        vault = make_vault(settings)
         resealed = 0
         for _ in range(MOST_PASSES):
             refuse_lacking(_live(engine), settings.master_keys[0])

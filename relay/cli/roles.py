@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 from celery import signals
 from celery.exceptions import SecurityWarning
 
-from relay import bootstrap, metrics
+from relay import metrics
+from relay.bootstrap.publisher import make_publisher
+from relay.bootstrap.schema import await_schema, check_schema
+from relay.bootstrap.worker import make_worker
 from relay.core.errors import ConfigurationError
 from relay.process.health import HealthServer
 from relay.tasks import maintenance, steps
@@ -44,7 +47,7 @@ def run_publisher(settings: Settings) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
-    parts = bootstrap.make_publisher(settings)
+    parts = make_publisher(settings)
     metrics.REGISTRY.register(parts.gauges)
     health = HealthServer(settings.metrics_bind, before_scrape=parts.refresh_metrics, dead=parts.vitals.dead)
     health.start()
@@ -68,7 +71,7 @@ def run_worker(settings: Settings, *, name: str | None) -> int:
     # Celery warns of root because of pickle; here only JSON is accepted, and `relay up` runs as whoever starts it.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     _await_schema(settings)
-    worker = bootstrap.make_worker(settings)
+    worker = make_worker(settings)
     health = HealthServer(settings.metrics_bind, before_scrape=worker.refresh_metrics, dead=worker.vitals.dead)
     health.start()
     app = make_app(settings)
@@ -94,7 +97,7 @@ def run_worker(settings: Settings, *, name: str | None) -> int:
 def run_beat(settings: Settings) -> int:
     """Tick until SIGTERM."""
     _keep_logging()
-    bootstrap.check_schema(settings)
+    check_schema(settings)
     app = make_app(settings)
     log.info("beat started")
     app.Beat(loglevel=settings.log_level.upper(), quiet=True).run()
@@ -147,7 +150,7 @@ def _await_schema(settings: Settings) -> None:
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0))
-    bootstrap.await_schema(settings)
+    await_schema(settings)
 
 
 def _keep_logging() -> None:

@@ -39,7 +39,7 @@ class Breaker:
     """The state as it stands on the endpoint's row."""
 
     state: BreakerState = BreakerState.CLOSED
-    #: Failures in a row while closed.
+    #: Failures in a row since the last answer: those that opened it, and one for each probe that failed since.
     failures: int = 0
     #: Trips in a row: how often it opened since it was last closed.
     trips: int = 0
@@ -94,13 +94,13 @@ def after_report(breaker: Breaker, report: Report, policy: BreakerPolicy) -> Bre
         return breaker
     if breaker.state is BreakerState.HALF_OPEN:
         if report.failures:
-            return _opened(breaker, policy)
+            return _opened(breaker, policy, breaker.failures + report.failures)
         return closed(breaker) if report.answered else breaker
     if breaker.state is BreakerState.OPEN:
         return breaker
     failures = report.failures if report.answered else breaker.failures + report.failures
     if failures >= policy.threshold:
-        return _opened(breaker, policy)
+        return _opened(breaker, policy, failures)
     return breaker if failures == breaker.failures else replace(breaker, failures=failures)
 
 
@@ -111,7 +111,7 @@ def closed(breaker: Breaker) -> Breaker:
 
 def handed_back(breaker: Breaker) -> Breaker:
     """Return it open with its cooldown over, so that the next delivery probes: the probe was not sent, or said nothing."""
-    return Breaker(state=BreakerState.OPEN, trips=breaker.trips, generation=breaker.generation + 1, open_s=0.0)
+    return replace(breaker, state=BreakerState.OPEN, generation=breaker.generation + 1, open_s=0.0, probe_s=None)
 
 
 def wait_s(breaker: Breaker, policy: BreakerPolicy) -> float | None:
@@ -127,10 +127,11 @@ def may_probe(breaker: Breaker, policy: BreakerPolicy) -> bool:
     return policy.enabled and breaker.state is not BreakerState.CLOSED
 
 
-def _opened(breaker: Breaker, policy: BreakerPolicy) -> Breaker:
+def _opened(breaker: Breaker, policy: BreakerPolicy, failures: int) -> Breaker:
     trips = breaker.trips + 1
     return Breaker(
         state=BreakerState.OPEN,
+        failures=failures,
         trips=trips,
         generation=breaker.generation + 1,
         open_s=policy.cooldown_after(trips),

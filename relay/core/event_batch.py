@@ -23,6 +23,12 @@ _MEMBERS: Final = frozenset({"type", "payload", "idempotency_key", "expires_in"}
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 #: A member's name and colon as nearly all are written; what does not match is read step by step, with its errors.
 _PLAIN_NAME: Final = re.compile(r'[ \t\n\r]*"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*')
+#: The beginning of an event as nearly all are written, up to its payload, and the end behind that.
+_PLAIN_EVENT: Final = re.compile(
+    r'\{[ \t\n\r]*"type"[ \t\n\r]*:[ \t\n\r]*"([^"\\\x00-\x1f]*)"[ \t\n\r]*,'
+    r'[ \t\n\r]*"payload"[ \t\n\r]*:[ \t\n\r]*'
+)
+_PLAIN_END: Final = re.compile(r"[ \t\n\r]*\}")
 _COMMA: Final = re.compile(r"[ \t\n\r]*,")
 #: A line's: without its own end.
 _BLANK: Final = re.compile(r"[ \t\r]*")
@@ -72,6 +78,10 @@ class _Batch:
         self.count = 0
         self.events: list[BatchedEvent] = []
         self.faults: list[InvalidInput] = []
+        #: Whether events may have no members but a type and a payload, in this order.
+        self._are_plain = True
+        #: Types that were found good.
+        self._good: set[str] = set()
 
     def read_array(self) -> None:
         text = self._text
@@ -122,6 +132,14 @@ class _Batch:
         if not self._text.startswith("{", at):
             self._fault(f"[{index}]", "An event is an object with type and payload.", "not_an_object")
             return value_end(self._text, at)
+        if self._are_plain and (plain := _PLAIN_EVENT.match(self._text, at)) and plain[1] in self._good:
+            start = plain.end()
+            end = value_end(self._text, start)
+            if close := _PLAIN_END.match(self._text, end):
+                self._take(plain[1], start, end)
+                return close.end()
+            # With more members, and so have the others, most likely: their payloads need not be scanned twice.
+            self._are_plain = False
         found, end = self._read_members(at, index)
         self._judge(index, found)
         return end
@@ -163,14 +181,13 @@ class _Batch:
         key = self._key(index, found)
         expires_in = self._expires_in(index, found)
         if payload is not None and event_type is not None and faults == len(self.faults):
-            self.events.append(
-                BatchedEvent(
-                    type=event_type,
-                    payload=self._text[slice(*payload)].encode(),
-                    idempotency_key=key,
-                    expires_in=expires_in,
-                )
-            )
+            self._take(event_type, *payload, key=key, expires_in=expires_in)
+
+    def _take(
+        self, event_type: str, start: int, end: int, *, key: str | None = None, expires_in: float | None = None
+    ) -> None:
+        payload = self._text[start:end].encode()
+        self.events.append(BatchedEvent(type=event_type, payload=payload, idempotency_key=key, expires_in=expires_in))
 
     def _type(self, index: int, found: dict[str, tuple[int, int]]) -> str | None:
         field = f"[{index}].type"
@@ -186,6 +203,8 @@ class _Batch:
             self._fault(
                 field, "relay and types that begin with relay. are Relay's own: choose another.", "reserved_type"
             )
+        else:
+            self._good.add(event_type)
         return event_type
 
     def _key(self, index: int, found: dict[str, tuple[int, int]]) -> str | None:

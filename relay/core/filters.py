@@ -64,13 +64,10 @@ def parse_delivery_filter(
     status = default
     if (named := given.get("status")) is not None:
         by_label = {one.label: one for one in statuses}
-        if not isinstance(named, str) or named not in by_label:
-            raise _no_choice("status", "status", by_label)
-        status = by_label[named]
+        status = by_label[parse_choice(named, "status", by_label)]
     reason = given.get("reason")
     if reason is not None:
-        if not isinstance(reason, str) or reason not in set(DeadReason):
-            raise _no_choice("reason", "reason", [one.value for one in DeadReason])
+        reason = parse_choice(reason, "reason", [one.value for one in DeadReason])
         if status not in {None, Status.DEAD}:
             raise InvalidInput(
                 "Only dead deliveries have a reason: leave out the status, or ask for dead.",
@@ -94,7 +91,10 @@ def parse_time_range(given: Mapping[str, object]) -> TimeRange:
     return TimeRange(since=since, until=until)
 
 
-def _no_choice(field: str, noun: str, choices: Collection[str]) -> InvalidInput:
-    return InvalidInput(
-        f"There is no such {noun} here: use one of {', '.join(choices)}.", field=field, code="not_a_choice"
-    )
+def parse_choice(given: object, field: str, choices: Collection[str]) -> str:
+    """Return `given` if it is one of the choices, else raise InvalidInput, which names those."""
+    if not isinstance(given, str) or given not in choices:
+        raise InvalidInput(
+            f"There is no such {field} here: use one of {', '.join(choices)}.", field=field, code="not_a_choice"
+        )
+    return given

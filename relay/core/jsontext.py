@@ -28,6 +28,9 @@ _STRING = r'"(?:[^"\\]++|\\.)*+"?'
 #: Everything up to and with the next bracket that is not in a string, or the end: without that
 #: alternative, what follows the last bracket would be read anew from each of its characters.
 _BRACKET = re.compile(rf'[^][{{}}"]*+(?:{_STRING}[^][{{}}"]*+)*+([][{{}}]|\Z)', re.DOTALL)
+#: For bytes.translate: braces as brackets, and all that is neither these nor quotes.
+_ONE_KIND = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b'"[]{}'))
 _STRING_OR_CONSTANT = re.compile(rf"{_STRING}|(-?Infinity|NaN)", re.DOTALL)
 
 
@@ -97,6 +100,8 @@ def decode(body: bytes) -> str:
 
 def check_depth(text: str, max_depth: int) -> None:
     """Raise InvalidJson where the nesting passes `max_depth`. Brackets that do not match are left to the scanner."""
+    if _is_shallow(text, max_depth):
+        return
     depth = 0
     for index, bracket in enumerate(_BRACKET.findall(text)):
         if bracket not in ("[", "{"):
@@ -106,6 +111,25 @@ def check_depth(text: str, max_depth: int) -> None:
         else:
             position = next(m.start(1) for i, m in enumerate(_BRACKET.finditer(text)) if i == index)
             raise invalid_at(f"The body nests more than {max_depth} levels deep: flatten it", text, position)
+
+
+def _is_shallow(text: str, max_depth: int) -> bool:
+    """Whether the nesting surely stays within `max_depth`: a few passes in C, that most texts need no look beyond.
+
+    What is left of strings without brackets, when all but quotes and brackets is dropped, are pairs of quotes; and
+    with these gone, each pass takes the innermost brackets away. Escapes and brackets in strings end it: then a quote
+    could be misread, or is left over.
+    """
+    if "\\" in text:
+        return False
+    rest = text.encode().translate(_ONE_KIND, _NO_BRACKETS).replace(b'""', b"")
+    for _ in range(max_depth):
+        if not rest:
+            return True
+        before, rest = rest, rest.replace(b"[]", b"")
+        if len(rest) == len(before):
+            return False
+    return not rest
 
 
 def value_end(text: str, start: int) -> int:

@@ -106,14 +106,8 @@ class Url:
 
     @property
     def origin(self) -> str:
-        """Scheme, host and port, the last only where it is not the scheme's own."""
+        """Scheme, host and port, the last only where it is not the scheme's own. Nothing of it is secret."""
         return _origin(self.scheme, self.host, self.port)
-
-    @property
-    def display(self) -> str:
-        """For logs: without the query, which may hold tokens. The path is shown."""
-        path, mark, _ = self.path_and_query.partition("?")
-        return f"{self.origin}{path}{'?...' if mark else ''}"
 
 
 def normalise_url(text: object, policy: UrlPolicy, field: str = "url") -> Url:

@@ -19,7 +19,7 @@ from relay.core.signing import signature_headers
 from relay.delivery.engine import Engine, SendRequest
 from relay.delivery.gate import Leased
 from relay.store import claims, traces
-from relay.tracing import HEADER, shown_url, traceparent
+from relay.tracing import HEADER, server_of, traceparent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -183,7 +183,7 @@ class Dispatcher:
                 "relay.endpoint_id": str(row.endpoint_id),
                 "relay.event_type": row.event_type,
                 "relay.attempt": row.attempt_count,
-                "url.full": shown_url(destination.url),
+                **server_of(destination.url),
             },
             kind="client",
         )

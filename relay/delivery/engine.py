@@ -338,6 +338,8 @@ class Engine:
                     self._multi.add_handle(transfer.curl)
                     return
                 observation = transfer.cut(Fault.TIMEOUT, "no time left to resend", now)
+            elif transfer.tunnelled and transfer.sends:
+                self._router.note_reached(transfer.target, transfer.addresses[transfer.tunnelled])
         except Exception:  # boundary of one transfer: it ends, the others live
             log.exception("a transfer could not be judged", extra={"action": "engine.finish_failed"})
             self._drop(transfer, Observation(fault=Fault.INTERNAL, text="the result could not be read"))

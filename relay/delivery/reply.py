@@ -17,6 +17,8 @@ HEADER_BYTES = 32 * 1024
 #: Bytes up to which a header line is worth remembering in its parsed form.
 KNOWN_LINE_BYTES = 128
 
+NOT_HTTP_TEXT = "the answer is not HTTP/1.1"
+
 #: RFC 9112 section 4, and stricter than libcurl, which takes `http/1.1`, `200OK` and four digits.
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-9]\d\d)(?:[ \r\n]|$)")
 
@@ -95,7 +97,9 @@ class Reply:
         return None
 
     def on_body(self, data: bytes) -> int | None:
-        """Take a piece of the body, up to the cap."""
+        """Take a piece of the body, up to the cap; or of an answer that has no status line, which libcurl calls one."""
+        if not self.complete:
+            return self._on_no_http(data)
         room = self._snippet_bytes - len(self.snippet)
         if room > 0:
             self.snippet += data[:room]
@@ -111,6 +115,13 @@ class Reply:
         if status == 101:
             return self._break_off(Fault.UPGRADE, "the receiver switches protocols (101)")
         return None
+
+    def _on_no_http(self, data: bytes) -> int:
+        if not self.begun_at:
+            self.begun_at = time.monotonic()
+        # Counted and not kept: whatever speaks there was not meant to be read by the endpoint's owner.
+        self.body_bytes += len(data)
+        return self._break_off(Fault.PROTOCOL, NOT_HTTP_TEXT)
 
     def _break_off(self, fault: Fault, text: str) -> int:
         if not self.complete:

@@ -68,7 +68,7 @@ class Route:
 class Answer(Route):
     """What a name came to, for a while."""
 
-    __slots__ = ("again_at", "ends_at", "pinned")
+    __slots__ = ("again_at", "ends_at", "pinned", "reached")
 
     def __init__(self, addresses: tuple[str, ...], fault: Fault | None, text: str, *, life: float, now: float) -> None:
         super().__init__(addresses, fault, text)
@@ -77,6 +77,8 @@ class Answer(Route):
         self.again_at = now + life * AHEAD
         #: Ports for which libcurl was given the addresses, and how often it wanted them again since.
         self.pinned: dict[int, int] = {}
+        #: The address that the egress proxy last got through to, where it was not the first.
+        self.reached: str | None = None
 
 
 class Resolver:
@@ -177,7 +179,9 @@ class Resolver:
         return vet(found, self._policy, life=life, now=now)
 
     def _keep(self, name: str, answer: Answer, now: float) -> None:
-        self._kept.pop(name, None)
+        former = self._kept.pop(name, None)
+        if former is not None:
+            answer.reached = former.reached
         self._kept[name] = answer
         if len(self._kept) > KEPT_NAMES:
             for kept, old in list(self._kept.items()):

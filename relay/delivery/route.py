@@ -11,14 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relay.core.observation import Fault
-from relay.delivery.resolver import MAX_ADDRESSES, Resolver, Route, vet
+from relay.delivery.resolver import MAX_ADDRESSES, Answer, Resolver, Route, vet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from relay.delivery.guard import Policy
     from relay.delivery.request import SendRequest
-    from relay.delivery.resolver import Answer
     from relay.delivery.target import Proxy, Target
 
 #: Times that libcurl may lack the addresses of an answer before every request brings them: its receiver keeps no
@@ -88,6 +87,12 @@ class Router:
             answer.pinned[target.port] += 1
         return [target.pin(addresses)] if addresses else None
 
+    def note_reached(self, target: Target, address: str) -> None:
+        """Take note that the egress proxy got through to this address, and not to those before it."""
+        answer = self._resolver.kept(target.host)
+        if answer is not None:
+            answer.reached = address
+
     def note_pinned(self) -> None:
         """Take note that libcurl has started, and so taken in, what was found since the last call."""
         for answer, port in self._pinning:
@@ -112,9 +117,13 @@ class Router:
             if answer.fault is not None:
                 return Route((), Fault.INTERNAL, "the egress proxy's name cannot be resolved")
             self._proxy_pins = [proxy.pin(answer.addresses)]
-        return Route(_by_ease(route.addresses), None, "", pins=self._proxy_pins or None)
+        reached = route.reached if isinstance(route, Answer) else None
+        return Route(_by_ease(route.addresses, reached), None, "", pins=self._proxy_pins or None)
 
 
-def _by_ease(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """The proxy is told one address: an IPv4 one, if there is, since fewer proxies have a way to IPv6."""
-    return tuple(sorted(addresses, key=lambda address: ":" in address))
+def _by_ease(addresses: tuple[str, ...], reached: str | None) -> tuple[str, ...]:
+    """The proxy is told one address at a time: IPv4 ones first, since fewer proxies have a way to IPv6.
+
+    Before all comes the one that was reached: it is where a tunnel may stand, and the others cost a time-out each.
+    """
+    return tuple(sorted(addresses, key=lambda address: (address != reached, ":" in address)))

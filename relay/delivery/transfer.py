@@ -18,7 +18,7 @@ from relay.core.errors import InvalidInput
 from relay.core.observation import Fault, Observation
 from relay.delivery.guard import Guard, Policy
 from relay.delivery.reply import Reply
-from relay.delivery.verdict import E_ABORTED, Facts, classify
+from relay.delivery.verdict import E_ABORTED, Facts, classify, tries_next_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,6 +63,7 @@ class Transfer:
     __slots__ = (
         "_brought_addresses",
         "_brought_before",
+        "_connect_ends_at",
         "_connect_timeout_ms",
         "_fixed",
         "_is_stained",
@@ -86,6 +87,7 @@ class Transfer:
         "sends",
         "started_at",
         "target",
+        "tunnelled",
     )
 
     request: SendRequest
@@ -97,6 +99,8 @@ class Transfer:
     ends_at: float
     #: What the look-up took.
     dns_us: int
+    #: Behind the egress proxy alone: which of the addresses it is told.
+    tunnelled: int
     #: How often the request went out.
     sends: int
     _sent_at: float
@@ -125,6 +129,9 @@ class Transfer:
         self._sent_before = 0
         #: Bytes that a kept connection had brought before this reply, once `is_flooded` knows.
         self._brought_before: int | None = None
+        #: Behind the egress proxy alone: when all addresses must have been tried.
+        self._connect_ends_at = 0.0
+        self.tunnelled = 0
 
     def begin(
         self,
@@ -157,6 +164,9 @@ class Transfer:
             timeout_ms -= int(waited * 1000)
             connect_timeout_ms -= int(waited * 1000)
         self.ends_at = now + timeout_ms / 1000
+        if self._limits.proxy is not None:
+            self.tunnelled = 0
+            self._connect_ends_at = now + connect_timeout_ms / 1000
         self._may_send = True
         self._sent_at = 0.0
         self._remote = None
@@ -165,7 +175,8 @@ class Transfer:
         self._set_options(timeout_ms, connect_timeout_ms, pins=pins, fresh=False)
 
     def begin_again(self, now: float, pins: list[str] | None) -> bool:
-        """Make the handle ready for the one resend, on a new connection (B-42), or for a start with its addresses.
+        """Make the handle ready for the one resend, on a new connection (B-42), or for a start with its addresses, or
+        with the next of them.
 
         False if no time is left.
         """
@@ -179,6 +190,8 @@ class Transfer:
         self._may_send = self._is_stained = True
         self._brought_addresses = brought
         self._sent_before = sent_before
+        if resend:
+            self._connect_ends_at = now + self.request.connect_timeout_ms / 1000
         self._set_options(left_ms, self.request.connect_timeout_ms, pins=pins, fresh=resend)
         return True
 
@@ -186,7 +199,7 @@ class Transfer:
         """Say what the transfer came to; `code` and `text` are libcurl's. None asks for one more start.
 
         That is where a kept connection broke under the request, or a new one had to be made and libcurl did not have
-        the addresses any more.
+        the addresses any more, or the egress proxy did not get through to one of several.
         """
         if self.reply.complete:
             return self._observe(now, body_incomplete=code != 0)
@@ -195,8 +208,12 @@ class Transfer:
                 return None
             if self._lookup_stopped and self.addresses and not self._brought_addresses:
                 return None
+        facts = self._facts()
+        if self.tunnelled + 1 < len(self.addresses) and tries_next_address(code, facts) and now < self._connect_ends_at:
+            self.tunnelled += 1
+            return None
         seen = self._observe(now)
-        seen.fault, seen.text = classify(code, text, self._facts())
+        seen.fault, seen.text = classify(code, text, facts)
         if seen.fault is Fault.REFUSED:
             seen.remote_address = None
         return seen
@@ -293,7 +310,8 @@ class Transfer:
             (pycurl.FOLLOWLOCATION, 0),
             (pycurl.NETRC, pycurl.NETRC_IGNORED),
             (pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1),
-            (pycurl.HTTP09_ALLOWED, 0),
+            # An answer without a status line comes as a body then, and is counted before it is refused.
+            (pycurl.HTTP09_ALLOWED, 1),
             (pycurl.OPENSOCKETFUNCTION, self.guard.open_socket),
             (pycurl.PREREQFUNCTION, self._on_send),
             (pycurl.RESOLVER_START_FUNCTION, self._on_lookup),
@@ -380,7 +398,16 @@ class Transfer:
             setopt(pycurl.SSLKEY_BLOB, request.private_key)
         if self._limits.proxy is not None:
             # The proxy is told one target, not a list, and never the name: it would look that up itself, unvetted.
-            setopt(pycurl.CONNECT_TO, [self.target.tunnel(self.addresses[0])])
+            setopt(pycurl.CONNECT_TO, [self.target.tunnel(self.addresses[self.tunnelled])])
+            if len(self.addresses) > 1:
+                setopt(_CONNECT_TIMEOUT_MS, self._turn_ms())
+
+    def _turn_ms(self) -> int:
+        """How long the proxy may take for the address whose turn it is: half of what is left, and the last one all."""
+        left = self._connect_ends_at - _monotonic()
+        if self.tunnelled + 1 < len(self.addresses):
+            left /= 2
+        return max(1, int(left * 1000))
 
     # The end.
 

@@ -10,13 +10,11 @@ import re
 from dataclasses import dataclass
 
 from relay.core.observation import Fault
+from relay.delivery.reply import NOT_HTTP_TEXT
 from relay.delivery.resolver import REFUSED_TEXT
 
 #: Characters of an error text that are kept.
 TEXT_LENGTH = 300
-
-#: Where a status line is none libcurl hands over nothing of it, and no count either.
-NOT_HTTP_TEXT = "the answer is not HTTP/1.1"
 
 #: libcurl's error numbers that are judged one by one; the rest are in the sets.
 E_ABORTED = 42
@@ -74,6 +72,16 @@ def classify(code: int, text: str, facts: Facts) -> tuple[Fault, str]:
         if by_proxy is not None:
             return by_proxy
     return _classify_code(code, clean(text, facts.url) or f"libcurl error {code}", text, facts)
+
+
+def tries_next_address(code: int, facts: Facts) -> bool:
+    """Whether the egress proxy did its part, and what failed is its way to this one address: another may do."""
+    if not facts.proxied or facts.sends or not facts.connected or facts.broken_off is not None:
+        return False
+    if facts.proxy_answer:
+        # A tunnel that stands (2xx) leads to the receiver; 407 is about the proxy's own credentials.
+        return code == _E_CONNECT and facts.proxy_answer != 407
+    return code in (_E_TIMEOUT, _E_RECEIVE)
 
 
 def clean(text: str, url: str) -> str:

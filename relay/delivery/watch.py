@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import select
 
@@ -18,6 +19,8 @@ _WATCH = {
     pycurl.POLL_INOUT: select.EPOLLIN | select.EPOLLOUT,
 }
 _POLL_REMOVE = pycurl.POLL_REMOVE
+#: The number stands for nothing, or for something that epoll does not know.
+_NOT_WATCHED = frozenset({errno.EBADF, errno.ENOENT})
 
 
 class Watch:
@@ -57,10 +60,13 @@ class Watch:
         self.heard.pop(descriptor, None)
 
     def forget(self, descriptor: int) -> None:
-        """Watch a socket no more."""
+        """Watch a socket no more. It may be closed by now: libcurl drops kept connections that died at any time."""
         self.watched.pop(descriptor, None)
-        with contextlib.suppress(FileNotFoundError):
+        try:
             self.epoll.unregister(descriptor)
+        except OSError as error:
+            if error.errno not in _NOT_WATCHED:
+                raise
 
     def _register(self, descriptor: int, bits: int, *, is_known: bool) -> None:
         try:

@@ -30,6 +30,7 @@ _STATES = "select id, status from relay.deliveries where workspace_id = %s  -- r
 class Tally:
     """What became of the deliveries that were offered."""
 
+    #: Made, whether or not their rows are still there.
     offered: int
     #: On record as delivered, and seen by the receiver.
     delivered: int
@@ -48,30 +49,44 @@ class Tally:
 
 
 def tally(
-    *, states: Mapping[bytes, int], arrivals: Iterable[bytes], sends: Mapping[bytes, int], earlier: frozenset[bytes]
+    *,
+    states: Mapping[bytes, int],
+    arrivals: Iterable[bytes],
+    sends: Mapping[bytes, int],
+    earlier: frozenset[bytes],
+    made: int,
 ) -> Tally:
     """Compare the rows' `states` with the ids that came; `sends` says, for those that came twice, what is on record.
 
-    `earlier` are ids that were sent before the measurement began: they are left out on both sides.
+    `earlier` are ids that were sent before the measurement began: they are left out on both sides. `made` is how many
+    there must be at least, by the count of whoever made them: a row that is no longer there is a loss like any other.
     """
     seen = Counter(arrivals)
-    offered = states.keys() - earlier
-    delivered = sum(1 for id_ in offered if states[id_] == Status.DELIVERED and id_ in seen)
+    rows = states.keys() - earlier
+    offered = max(made, len(rows))
+    delivered = sum(1 for id_ in rows if states[id_] == Status.DELIVERED and id_ in seen)
     repeated = {id_: times - 1 for id_, times in seen.items() if times > 1 and id_ not in earlier}
     return Tally(
-        offered=len(offered),
+        offered=offered,
         delivered=delivered,
-        lost=len(offered) - delivered,
+        lost=offered - delivered,
         duplicates=sum(repeated.values()),
         unexplained=sum(max(0, 1 + extra - sends.get(id_, 0)) for id_, extra in repeated.items()),
         strangers=len(seen.keys() - states.keys()),
     )
 
 
-def take(connection: Connection, workspace_id: UUID, arrivals: Arrivals, earlier: frozenset[bytes]) -> Tally:
-    """Read the rows of a workspace and compare them with what came."""
+def take(
+    connection: Connection,
+    workspace_id: UUID,
+    arrivals: Arrivals,
+    *,
+    made: int,
+    earlier: frozenset[bytes] = frozenset(),
+) -> Tally:
+    """Read the rows of a workspace and compare them with what came, and with how many were `made`."""
     states = {row[0].bytes: row[1] for row in connection.execute(_STATES, [workspace_id], binary=True)}
     ids = [id_ for id_, _ in arrivals.pairs()]
     repeated = [UUID(bytes=id_) for id_, times in Counter(ids).items() if times > 1]
     sends = {row[0].bytes: row[1] for row in connection.execute(_SENDS, [repeated])}
-    return tally(states=states, arrivals=ids, sends=sends, earlier=earlier)
+    return tally(states=states, arrivals=ids, sends=sends, earlier=earlier, made=made)

@@ -80,7 +80,7 @@ def run(options: Options) -> Report:
         stack.stop_roles()
         stack.connection.execute("truncate relay.workspaces, relay.delivery_attempts cascade  -- relay loadtest")
         options.say("the same as Relay does it")
-        drained = drain.run_in(stack, options, patience_secs=drain.PATIENCE_SECS)
+        drained = drain.run_in(stack, options)
         ratio = (drained.rate_per_second or 0.0) / plain["per_second"]
         return replace(
             drained,

@@ -59,14 +59,20 @@ def run(
 
 
 def run_in(
-    stack: Stack, options: Options, *, endpoints: int = ENDPOINTS, dropping: int = 0, patience_secs: float
+    stack: Stack,
+    options: Options,
+    *,
+    endpoints: int = ENDPOINTS,
+    dropping: int = 0,
+    patience_secs: float = PATIENCE_SECS,
+    name: str = "loadtest",
 ) -> Report:
-    """The same in a stack that is there and has no roles running."""
+    """The same in a stack that is there and has no roles running, in a new workspace called `name`."""
     count = options.count or COUNT
     sink = stack.start_sink(origins=endpoints)
     paths = ["/drop" if number < dropping else f"/endpoint/{number}" for number in range(endpoints)]
     urls = [origin + path for origin, path in zip(sink.urls, paths, strict=True)]
-    workspace = make_workspace(stack.connection, stack.vault, urls)
+    workspace = make_workspace(stack.connection, stack.vault, urls, name=name)
     stack.start_role("publisher")
     stack.start_role("worker", options.workers)
     stack.wait_for_heartbeats({"publisher": 1, "worker": options.workers})
@@ -86,7 +92,7 @@ def run_in(
     after = stack.read()
 
     arrivals = sink.snapshot()
-    tally = take(stack.connection, workspace.id, arrivals, earlier)
+    tally = take(stack.connection, workspace.id, arrivals, made=count, earlier=earlier)
     ended = max(_last_record(stack, workspace, due_at), max(arrivals.times, default=0.0))
     return make_report(
         "drain",

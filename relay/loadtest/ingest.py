@@ -46,6 +46,7 @@ def run(options: Options) -> Report:
         batches = load.send(stack, batch, rate=0, seconds=seconds, connections=CONNECTIONS // 4)
         offered = one_by_one.accepted + batches.accepted * BATCH
         found = _stored(stack.connection.execute(_STORED, [workspace.id]).fetchone()) - stored
+        more = max(0, found - offered - one_by_one.unanswered - batches.unanswered * BATCH)
         per_batch = load.figures(batches)
         return make_report(
             "ingest",
@@ -54,10 +55,11 @@ def run(options: Options) -> Report:
             # What was accepted and is not there is lost; nothing is delivered here.
             tally=Tally(
                 offered=offered,
-                delivered=found,
+                delivered=min(found, offered),
                 lost=max(0, offered - found),
-                duplicates=0,
-                unexplained=0,
+                # Stored, and neither accepted nor left without an answer.
+                duplicates=more,
+                unexplained=more,
                 strangers=0,
             ),
             before=before,

@@ -55,7 +55,7 @@ def run(options: Options) -> Report:
         slowest = min(parts, key=lambda name: parts[name]["per_second"])
         stack.connection.execute("truncate relay.workspaces, relay.delivery_attempts cascade  -- relay loadtest")
         options.say("and the whole path")
-        drained = drain.run_in(stack, options, patience_secs=drain.PATIENCE_SECS)
+        drained = drain.run_in(stack, options)
         share = (drained.rate_per_second or 0.0) / parts[slowest]["per_second"]
         return replace(
             drained,

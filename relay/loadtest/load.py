@@ -61,9 +61,14 @@ class Sent:
         return self.statuses.get("202", 0)
 
     @property
+    def unanswered(self) -> int:
+        """How many may have been taken in or not: no answer says."""
+        return self.broken + self.unsent
+
+    @property
     def refused(self) -> int:
         """How many were not accepted, for whatever reason."""
-        return sum(self.statuses.values()) - self.accepted + self.broken + self.unsent
+        return sum(self.statuses.values()) - self.accepted + self.unanswered
 
 
 def start_roles(stack: Stack, workers: int) -> None:
@@ -84,8 +89,8 @@ def answers(stack: Stack) -> bool:
     return True
 
 
-def make_key(stack: Stack, workspace_id: UUID) -> str:
-    """Make an API key that may send events."""
+def make_key(stack: Stack, workspace_id: UUID, scope: Scope = Scope.INGEST) -> str:
+    """Make an API key of one scope: by default it may send events."""
     engine = make_engine(stack.database_url, name="loadtest", size=1)
     try:
         with engine.begin() as connection:
@@ -94,7 +99,7 @@ def make_key(stack: Stack, workspace_id: UUID) -> str:
                 key_id=new_id(),
                 workspace_id=workspace_id,
                 name="loadtest",
-                scopes=frozenset({Scope.INGEST}),
+                scopes=frozenset({scope}),
                 actor="loadtest",
                 request_id=None,
             )

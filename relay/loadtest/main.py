@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 #: Each is a module here with `run(options) -> Report`; loaded when asked for, as each needs other parts of Relay.
-SCENARIOS: Final = ("drain", "sustained", "events", "ingest", "quiet", "noisy", "limit", "baseline")
+SCENARIOS: Final = ("drain", "sustained", "events", "ingest", "quiet", "noisy", "aged", "soak", "limit", "baseline")
 
 
 def run(
@@ -26,6 +26,7 @@ def run(
     count: int | None = None,
     seconds: float | None = None,
     rate: float | None = None,
+    rows: int | None = None,
     as_json: bool = False,
     database_url: str | None = None,
     broker_url: str | None = None,
@@ -43,6 +44,7 @@ def run(
         count=count,
         seconds=seconds,
         rate=rate,
+        rows=rows,
         database_url=database_url,
         broker_url=broker_url,
         say=lambda text: click.echo(text, err=True),
@@ -58,8 +60,9 @@ def run(
 @click.option("--count", type=click.IntRange(1), default=None, help="Deliveries or events. Default: the scenario's.")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), default=None, help="How long to send.")
 @click.option(
-    "--rate", type=click.FloatRange(0, min_open=True), default=None, help="A second: sustained, events, noisy."
+    "--rate", type=click.FloatRange(0, min_open=True), default=None, help="A second: sustained, events, noisy, soak."
 )
+@click.option("--rows", type=click.IntRange(10), default=None, help="Finished deliveries in the tables: aged.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else.")
 @click.option("--database-url", default=None, help="A server to make a database on. Default: one is started.")
 @click.option("--broker-url", default=None, help="A Redis to use under a prefix of its own. Default: one is started.")
@@ -70,6 +73,7 @@ def loadtest(
     count: int | None,
     seconds: float | None,
     rate: float | None,
+    rows: int | None,
     as_json: bool,
     database_url: str | None,
     broker_url: str | None,
@@ -78,8 +82,10 @@ def loadtest(
 
     drain: deliveries that become due at once. sustained: a steady rate of events, each for ten endpoints. events: the
     same with one endpoint each. ingest: the API alone, one by one and in batches. quiet: single events on an idle
-    system. noisy: a steady rate beside an endpoint that hangs, and one that is limited. limit: each part of the hot path
-    alone. baseline: the plain way (a Celery task and a statement for each delivery) against a drain.
+    system. noisy: a steady rate beside an endpoint that hangs, and one that is limited. aged: a drain, and lists, with
+    millions of finished deliveries in the tables. soak: a steady rate for ten minutes, and the workers' memory. limit:
+    each part of the hot path alone. baseline: the plain way (a Celery task and a statement for each delivery) against a
+    drain.
     """
     signal.signal(signal.SIGTERM, _leave)
     sys.exit(
@@ -89,6 +95,7 @@ def loadtest(
             count=count,
             seconds=seconds,
             rate=rate,
+            rows=rows,
             as_json=as_json,
             database_url=database_url,
             broker_url=broker_url,

@@ -49,6 +49,7 @@ class Spell:
     p99_ms: float | None
     #: Row updates a second that are not the others'.
     updates_per_second: float
+    accepted: int
     refused: int
 
 
@@ -65,7 +66,7 @@ def run(options: Options) -> Report:
         load.start_roles(stack, options.workers)
         request = load.request_of(load.make_key(stack, workspace.id), "/v1/events", payload_of(PAYLOAD_BYTES))
         options.say("warming up")
-        load.send(stack, request, rate=rate / FAN_OUT, seconds=WARM_UP_SECS, connections=CONNECTIONS)
+        warm = load.send(stack, request, rate=rate / FAN_OUT, seconds=WARM_UP_SECS, connections=CONNECTIONS)
         load.settle(stack, workspace.id)
         before = stack.read()
 
@@ -93,7 +94,14 @@ def run(options: Options) -> Report:
         stack.stop_roles()
         arrivals = sink.snapshot()
         # Nobody waits for the noisy endpoint's own: they are left out of the books.
-        tally = take(stack.connection, workspace.id, arrivals, _deliveries_of(stack, noisy))
+        accepted = warm.accepted + alone.accepted + hanging.accepted + limited.accepted
+        tally = take(
+            stack.connection,
+            workspace.id,
+            arrivals,
+            made=accepted * FAN_OUT,
+            earlier=_deliveries_of(stack, noisy),
+        )
         return make_report(
             "noisy",
             stack,
@@ -136,6 +144,7 @@ def _spell(
         p50_ms=_rounded(percentile(waits, 0.5)),
         p99_ms=_rounded(percentile(waits, 0.99)),
         updates_per_second=round(noise / lasted, 1),
+        accepted=sent.accepted,
         refused=sent.refused,
     )
 

@@ -95,7 +95,7 @@ def run(options: Options, *, idle_secs: float = IDLE_SECS) -> Report:
             "quiet",
             stack,
             options=options,
-            tally=take(stack.connection, workspace.id, arrivals, earlier),
+            tally=take(stack.connection, workspace.id, arrivals, made=count, earlier=earlier),
             before=before,
             after=after,
             p50_ms=_rounded(percentile(waits, 0.5)),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from relay.loadtest.calibration import python_loop_ms
 from relay.loadtest.report import Report
 from relay.loadtest.stack import Reading, Stack
 
@@ -24,14 +25,25 @@ class Options:
     seconds: float | None = None
     #: Deliveries or events a second.
     rate: float | None = None
+    #: Finished deliveries that lie in the tables already.
+    rows: int | None = None
     database_url: str | None = None
     broker_url: str | None = None
+    #: Settings of the roles, over those of the environment; and what each role runs first (see `Stack`).
+    environ: Mapping[str, str] = field(default_factory=dict)
+    preamble: str = ""
     #: Takes a sentence of progress; never on stdout, which belongs to the report.
     say: Callable[[str], None] = lambda _: None
 
     def stack(self) -> Stack:
         """A stack on the servers chosen."""
-        return Stack(database_url=self.database_url, broker_url=self.broker_url, say=self.say)
+        return Stack(
+            database_url=self.database_url,
+            broker_url=self.broker_url,
+            environ={**os.environ, **self.environ},
+            preamble=self.preamble,
+            say=self.say,
+        )
 
 
 def costs(before: Reading, after: Reading, deliveries: int) -> tuple[dict[str, float], float | None, float | None]:
@@ -43,6 +55,19 @@ def costs(before: Reading, after: Reading, deliveries: int) -> tuple[dict[str, f
         if role in before.cpu_secs
     }
     return cpu, _rate(before.statements, after.statements, of), _rate(before.round_trips, after.round_trips, of)
+
+
+def others_cpu_percent(before: Reading, after: Reading) -> float | None:
+    """Percent of the machine's CPU that went to others than the load test between two readings; None if not known.
+
+    Servers that were given, and not started here, count among the others.
+    """
+    if before.machine_secs is None or after.machine_secs is None:
+        return None
+    ours = sum(used - before.cpu_secs.get(role, 0.0) for role, used in after.cpu_secs.items())
+    others = after.machine_secs - before.machine_secs - ours - (after.own_secs - before.own_secs)
+    available = (after.at - before.at) * (os.cpu_count() or 1)
+    return round(max(0.0, others) / available * 100, 1) if available > 0 else None
 
 
 def make_report(
@@ -77,7 +102,13 @@ def make_report(
         cpu_us_per_delivery=cpu,
         worker_rss_mb=stack.worker_rss_mb(),
         workers=options.workers,
-        settings={**settings, **stack.settings()},
+        settings={
+            **settings,
+            **stack.settings(),
+            "others_cpu_percent": others_cpu_percent(before, after),
+            # Before the roles started, and now.
+            "python_loop_ms": [stack.python_loop_ms, python_loop_ms()],
+        },
         versions=stack.versions(),
         cores=os.cpu_count() or 1,
     )

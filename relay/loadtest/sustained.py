@@ -1,6 +1,7 @@
 """Sustained load: producers send events at a steady rate, each for ten endpoints, and every delivery is timed.
 
-An open loop: arrivals keep their times, so that waiting counts. `events` is the same with one endpoint an event.
+An open loop: arrivals keep their times, so that waiting counts. `events` is the same with one endpoint an event, `soak`
+the same for longer.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from relay.loadtest import load
 from relay.loadtest.accounting import take
+from relay.loadtest.memory import Memory
 from relay.loadtest.report import percentile
 from relay.loadtest.scenario import make_report
 from relay.loadtest.seed import make_workspace, payload_of
@@ -42,12 +44,13 @@ def run_with(options: Options, scenario: str, *, fan_out: int, rate: float) -> R
         load.start_roles(stack, options.workers)
         request = load.request_of(load.make_key(stack, workspace.id), "/v1/events", payload_of(PAYLOAD_BYTES))
         options.say("warming up")
-        load.send(stack, request, rate=rate / fan_out, seconds=WARM_UP_SECS, connections=CONNECTIONS)
+        warm = load.send(stack, request, rate=rate / fan_out, seconds=WARM_UP_SECS, connections=CONNECTIONS)
         load.settle(stack, workspace.id)
 
         options.say(f"sending {rate:,.0f} deliveries a second for {seconds:.0f} s")
         before, since = stack.read(), time.time()
-        sent = load.send(stack, request, rate=rate / fan_out, seconds=seconds, connections=CONNECTIONS)
+        with Memory(stack, seconds) as memory:
+            sent = load.send(stack, request, rate=rate / fan_out, seconds=seconds, connections=CONNECTIONS)
         load.settle(stack, workspace.id)
         after = stack.read()
         arrivals = sink.snapshot()
@@ -56,7 +59,7 @@ def run_with(options: Options, scenario: str, *, fan_out: int, rate: float) -> R
             scenario,
             stack,
             options=options,
-            tally=take(stack.connection, workspace.id, arrivals, frozenset()),
+            tally=take(stack.connection, workspace.id, arrivals, made=(warm.accepted + sent.accepted) * fan_out),
             before=before,
             after=after,
             rate_per_second=round(len(waits) / sent.seconds, 1),
@@ -69,7 +72,7 @@ def run_with(options: Options, scenario: str, *, fan_out: int, rate: float) -> R
                 "seconds": seconds,
                 "payload_bytes": PAYLOAD_BYTES,
                 "connections": CONNECTIONS,
-                "figures": load.figures(sent),
+                "figures": {**load.figures(sent), **memory.figures()},
             },
         )
 

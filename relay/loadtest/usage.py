@@ -28,16 +28,40 @@ def cpu_secs(roots: Mapping[str, Iterable[int]]) -> dict[str, float]:
     return found
 
 
+def machine_secs() -> float | None:
+    """CPU seconds of all cores that somebody used since the machine started, a hypervisor's other guests included."""
+    try:
+        line = (_PROC / "stat").read_text("ascii", "replace").partition("\n")[0]
+        user, nice, system, _idle, _waiting, *rest = (int(ticks) for ticks in line.split()[1:9])
+    except (OSError, ValueError):
+        return None
+    return (user + nice + system + sum(rest)) / _TICKS_PER_SEC
+
+
+def own_secs() -> float:
+    """CPU seconds of this process, and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
 def peak_rss_mb(pids: Iterable[int]) -> float | None:
     """The largest peak of resident memory among the processes themselves, in MiB; None where none can be read."""
-    peaks = []
+    return _largest_mb(pids, "VmHWM:")
+
+
+def rss_mb(pids: Iterable[int]) -> float | None:
+    """The same, as it is now."""
+    return _largest_mb(pids, "VmRSS:")
+
+
+def _largest_mb(pids: Iterable[int], name: str) -> float | None:
+    found = []
     for pid in pids:
         try:
             lines = (_PROC / str(pid) / "status").read_text("ascii", "replace").splitlines()
         except OSError:
             continue
-        peaks += [int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:")]
-    return round(max(peaks), 1) if peaks else None
+        found += [int(line.split()[1]) / 1024 for line in lines if line.startswith(name)]
+    return round(max(found), 1) if found else None
 
 
 def _processes() -> tuple[dict[int, int], dict[int, float]]:

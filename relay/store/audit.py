@@ -64,11 +64,13 @@ def write(
 
 
 def list_page(
-    connection: sa.Connection, *, workspace_id: UUID, made: TimeRange, after: Position | None, limit: int
+    connection: sa.Connection, *, workspace_id: UUID | None, made: TimeRange, after: Position | None, limit: int
 ) -> Page[Record]:
-    """Return up to `limit` records of the workspace, the newest first, from behind `after`."""
-    where = ["workspace_id = :workspace_id"]
-    parameters: dict[str, Any] = {"workspace_id": workspace_id, "limit": limit + 1}
+    """Return up to `limit` records, the newest first, from behind `after`: of the workspace, or with None of none."""
+    where = ["workspace_id is null" if workspace_id is None else "workspace_id = :workspace_id"]
+    parameters: dict[str, Any] = {"limit": limit + 1}
+    if workspace_id is not None:
+        parameters["workspace_id"] = workspace_id
     if made.since is not None:
         where.append("at >= :since")
         parameters["since"] = made.since

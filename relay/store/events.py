@@ -6,6 +6,7 @@ bytes, and Postgres spells ids at a tenth of what it costs to read them here and
 
 from __future__ import annotations
 
+import functools
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -141,7 +142,7 @@ def ingest(connection: sa.Connection, batch: Sequence[NewEvent]) -> list[bytes |
         arrays.nullable_uuids([event.api_key_id for event in batch]),
         arrays.texts([event.request_id for event in batch]),
         arrays.nullable_float8s([event.expires_in for event in batch]),
-        arrays.texts([" ".join(patterns_for(event.type)) for event in batch]),
+        arrays.texts([_words(event.type) for event in batch]),
         arrays.bools([not is_reserved(event.type) for event in batch]),
     ]
     statement = _INGEST
@@ -192,6 +193,12 @@ def take(connection: sa.Connection, batch: Sequence[NewEvent], *, retention_secs
         if (made := taken[first]) is not None:
             taken[index] = Taken(made.answer, replayed=True)
     return [one for one in taken if one is not None]
+
+
+@functools.lru_cache(maxsize=1024)  # producers send few types
+def _words(event_type: str) -> str:
+    """The patterns that match the type, as the statement takes them."""
+    return " ".join(patterns_for(event_type))
 
 
 def _settled(batch: Sequence[NewEvent]) -> tuple[list[int], dict[int, int]]:

@@ -13,10 +13,13 @@ from psycopg.types.json import Jsonb
 
 from relay.core.filters import DeliveryFilter, parse_delivery_filter
 from relay.store import audit
+from relay.store.pages import Page, Position, page_of
 
 if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
+
+    from relay.core.filters import TimeRange
 
 #: The states of a job. The first two are unfinished.
 WAITING: Final = "waiting"
@@ -25,6 +28,7 @@ DONE: Final = "done"
 CANCELED: Final = "canceled"
 #: Its endpoint was deleted before it was done.
 FAILED: Final = "failed"
+STATES: Final = (WAITING, RUNNING, DONE, CANCELED, FAILED)
 
 _COLUMNS: Final = "id, endpoint_id, filters, state, matched, replayed, skipped, created_at, finished_at"
 
@@ -114,6 +118,40 @@ def get(connection: sa.Connection, *, workspace_id: UUID, replay_id: UUID) -> Re
     """Return the job, or None where this workspace has no such one."""
     row = connection.execute(_GET, {"id": replay_id, "workspace_id": workspace_id}).one_or_none()
     return None if row is None else _replay(row)
+
+
+def list_page(
+    connection: sa.Connection,
+    *,
+    workspace_id: UUID,
+    endpoint_id: UUID | None,
+    state: str | None,
+    made: TimeRange,
+    after: Position | None,
+    limit: int,
+) -> Page[Replay]:
+    """Return up to `limit` jobs of the workspace, the newest first, from behind `after`."""
+    asked = (
+        ("workspace_id =", "workspace_id", workspace_id),
+        ("endpoint_id =", "endpoint_id", endpoint_id),
+        ("state =", "state", state),
+        ("created_at >=", "since", made.since),
+        ("created_at <", "until", made.until),
+    )
+    where = [f"{left} :{name}" for left, name, value in asked if value is not None]
+    parameters: dict[str, Any] = {name: value for _, name, value in asked if value is not None}
+    if after is not None:
+        where.append("(created_at, id) < (:after_at, cast(:after_id as uuid))")
+        parameters |= {"after_at": after.created_at, "after_id": after.id}
+    # They are few, as each goes a month after its end: no index serves this.
+    rows = connection.execute(
+        sa.text(f"""
+            select {_COLUMNS} from relay.replays where {" and ".join(where)}
+            order by created_at desc, id desc limit :limit
+        """),
+        {**parameters, "limit": limit + 1},
+    )
+    return page_of([_replay(row) for row in rows], limit)
 
 
 def cancel(connection: sa.Connection, by: By, *, replay_id: UUID) -> Replay | None:

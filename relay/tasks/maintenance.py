@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from relay.bootstrap import Worker
+    from relay.bootstrap.worker import Worker
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from relay.tasks import deliver
 from relay.tasks.events import TaskEvents
 
 if TYPE_CHECKING:
-    from relay.bootstrap import Worker
+    from relay.bootstrap.worker import Worker
     from relay.delivery.intake import Batch
 
 log = logging.getLogger(__name__)

@@ -49,7 +49,10 @@ OWN: Final = (
     ("GET /_ids", "each delivery's id, and how often it came"),
     ("GET /_stats", "counts of answers, paths and connections"),
     ("GET /secret?path=", "whether there is a secret to verify with"),
-    ("PUT /secret?path=", "makes the body the secret, of one path if one is given; an empty body removes it"),
+    (
+        "PUT /secret?path=",
+        "makes the body the secret (or public key, or JWK Set), of one path if one is given; an empty body removes it",
+    ),
 )
 _HEAD: Final = """\
 A receiver of webhooks that does what it is asked to. Parameters stand with their defaults. A path may go on: /ok/17 is

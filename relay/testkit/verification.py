@@ -8,8 +8,12 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,11 +37,14 @@ class Verdict:
 def verify(
     headers: Sequence[tuple[str, str]], body: bytes, secret: str, *, now: float, tolerance: int = TOLERANCE_SECS
 ) -> Verdict:
-    """Judge the signature (schemes `relay` and `standard`) over `body` and the age of its timestamp.
+    """Judge the signature over `body` and the age of its timestamp.
 
-    `headers` are pairs as they came; `now` and `tolerance` are in seconds. A signing header that
-    comes twice is refused, since receivers differ on which of the two they read. Where headers of
-    both schemes come, `relay` is judged. Replays within the tolerance are not noticed.
+    `secret` is that of the schemes `relay` and `standard`, or for `standard-ed25519` a public key (`whpk_` and base64) or
+    the text of a JWK Set, one of whose keys must fit. What is public is never taken for a secret.
+
+    `headers` are pairs as they came; `now` and `tolerance` are in seconds. A signing header that comes twice is refused,
+    since receivers differ on which of the two they read. Where headers of `relay` and of Standard Webhooks come, `relay`
+    is judged by a secret. Replays within the tolerance are not noticed.
     """
     wanted: dict[str, bytes] = {}
     for name, value in headers:
@@ -46,6 +53,11 @@ def verify(
             if key in wanted:
                 return Verdict(valid=False, scheme=None, reason=f"{name} was sent twice")
             wanted[key] = value.encode("latin-1", "replace")
+    if secret.startswith(("whpk_", "{")):
+        if "webhook-signature" not in wanted:
+            reason = "webhook-signature is missing, which is what a public key verifies"
+            return Verdict(valid=False, scheme=None, reason=reason)
+        return _judge("standard-ed25519", wanted, body, secret, now=now, tolerance=tolerance)
     if "relay-signature" in wanted:
         return _judge("relay", wanted, body, secret, now=now, tolerance=tolerance)
     if "webhook-signature" in wanted:
@@ -78,13 +90,20 @@ def _judge(scheme: str, given: dict[str, bytes], body: bytes, secret: str, *, no
         if scheme == "relay":
             expected = b"v1=" + _relay_digest(secret, timestamp, body).encode()
             offered = given["relay-signature"].split(b",")
+        elif scheme == "standard-ed25519":
+            if not _fits_a_key(secret, given, body):
+                return Verdict(valid=False, scheme=scheme, reason="no signature matches")
+            return Verdict(valid=True, scheme=scheme, reason="")
         else:
             expected = b"v1," + _standard_digest(secret, given["webhook-id"], timestamp, body).encode()
             offered = given["webhook-signature"].split(b" ")
     except ValueError:
         return Verdict(valid=False, scheme=scheme, reason="the receiver's secret does not fit the scheme")
     if not any(hmac.compare_digest(expected, one) for one in offered):
-        return Verdict(valid=False, scheme=scheme, reason="no signature matches")
+        reason = "no signature matches"
+        if all(one.startswith(b"v1a,") for one in offered):
+            reason = "it is signed with ed25519 (v1a): give the receiver the endpoint's public key, or its JWK Set"
+        return Verdict(valid=False, scheme=scheme, reason=reason)
     return Verdict(valid=True, scheme=scheme, reason="")
 
 
@@ -99,3 +118,33 @@ def _standard_digest(secret: str, message_id: bytes, timestamp: bytes, body: byt
         raise ValueError("the secret is not base64") from error
     signed = b".".join((message_id, timestamp, body))
     return base64.b64encode(hmac.digest(key, signed, "sha256")).decode()
+
+
+def _fits_a_key(given_keys: str, given: dict[str, bytes], body: bytes) -> bool:
+    """Whether one of the `v1a` signatures is that of one of the keys (RFC 8032). Raises ValueError for what is no key."""
+    signed = b".".join((given["webhook-id"], given["webhook-timestamp"], body))
+    keys = [Ed25519PublicKey.from_public_bytes(raw) for raw in _raw_keys(given_keys)]
+    for one in given["webhook-signature"].split(b" "):
+        version, _, text = one.partition(b",")
+        if version != b"v1a":
+            continue
+        for key in keys:
+            try:
+                key.verify(base64.b64decode(text, validate=True), signed)
+            except (InvalidSignature, ValueError):
+                continue
+            return True
+    return False
+
+
+def _raw_keys(given: str) -> list[bytes]:
+    """Return the keys' 32 raw bytes each: of `whpk_` and base64, or of a JWK Set's Ed25519 keys (RFC 8037 section 2)."""
+    if not given.startswith("{"):
+        return [base64.b64decode(given.removeprefix("whpk_"), validate=True)]
+    try:
+        texts = [str(key["x"]) for key in json.loads(given)["keys"] if key.get("crv") == "Ed25519"]
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError("the JSON is no JWK Set") from error
+    if not texts:
+        raise ValueError("the JWK Set has no key of Ed25519")
+    return [base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)) for text in texts]

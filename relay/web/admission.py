@@ -55,11 +55,13 @@ class Admission:
         if workspace.event_types_version:
             self._check(workspace, candidates())
 
+    def is_open(self, workspace: Workspace) -> bool:
+        """Whether all well-formed events of the workspace are let in: it has no rate, and no event types."""
+        return not workspace.event_types_version and self._rate_of(workspace) is None
+
     def charge(self, workspace: Workspace, count: int) -> None:
         """Count so many events against the workspace's rate. Raises the Problem of a 429 where that is too many now."""
-        rate = workspace.ingest_rate
-        if rate is None:
-            rate = self._api.settings.workspace_ingest_rate
+        rate = self._rate_of(workspace)
         if rate is None:
             return
         with self._api.hot.connect() as connection:
@@ -71,6 +73,10 @@ class Admission:
                 f"The workspace may send in {rate:g} events per second, and sends more: try again after Retry-After.",
                 headers={"Retry-After": str(max(1, math.ceil(wait)))},
             )
+
+    def _rate_of(self, workspace: Workspace) -> float | None:
+        own = workspace.ingest_rate
+        return self._api.settings.workspace_ingest_rate if own is None else own
 
     def _check(self, workspace: Workspace, candidates: Iterable[Candidate]) -> None:
         faults: list[FieldError] = []

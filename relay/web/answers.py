@@ -23,6 +23,7 @@ from relay.core.model import (
     Status,
 )
 from relay.core.transports import TRANSPORTS
+from relay.store import replays
 from relay.web.openapi.formats import EVENT_TYPE, ID, TIME, choice, shown
 
 Id = Annotated[str, shown(ID)]
@@ -304,7 +305,7 @@ class Replay(TypedDict):
 
     id: Id
     endpoint_id: Id
-    state: Annotated[str, shown(choice(["waiting", "running", "done", "canceled", "failed"]))]
+    state: Annotated[str, shown(choice(replays.STATES))]
     status: StatusName | None
     event_type: str | None
     reason: Reason | None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 from flask import Flask, Response, g, request
@@ -32,15 +31,17 @@ from relay.web import (
     workspaces,
 )
 from relay.web.admission import Admission
-from relay.web.auth import Gate
+from relay.web.auth import Gate, request_id_of
+from relay.web.express import Express
+from relay.web.gateway import EVERYWHERE
 from relay.web.paging import Cursors
-from relay.web.parts import new_id
+from relay.web.together import Together
 
 if TYPE_CHECKING:
     from relay.web.parts import Api
 
-#: A caller's own request id: visible ASCII, since it goes into logs and headers.
-_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+#: Where the application's extensions have its `Express`, if it has one, for a server that can use it.
+EXPRESS: Final = "relay.express"
 
 
 def create_app(api: Api) -> Flask:
@@ -60,8 +61,11 @@ def create_app(api: Api) -> Flask:
     gate = Gate(api)
     admission = Admission(api)
     cursors = Cursors(api.settings)
+    together = None if api.grouped is None else Together(api.grouped)
+    if together is not None and api.tracing is None:
+        app.extensions[EXPRESS] = Express(api, gate, admission, together)
     for blueprint in (
-        events.routes(api, gate, admission),
+        events.routes(api, gate, admission, together),
         event_batch.routes(api, gate, admission),
         event_reading.routes(api, gate, cursors),
         event_types.routes(api, gate),
@@ -73,7 +77,7 @@ def create_app(api: Api) -> Flask:
         endpoint_testing.routes(api, gate),
         deliveries.routes(api, gate, cursors),
         delivery_changes.routes(api, gate),
-        replays.routes(api, gate),
+        replays.routes(api, gate, cursors),
         workspaces.routes(api, gate, cursors),
         keys.routes(api, gate, cursors),
         audit.routes(api, gate, cursors),
@@ -87,14 +91,13 @@ def create_app(api: Api) -> Flask:
 
 
 def _begin() -> None:
-    given = request.environ.get("HTTP_X_REQUEST_ID", "")
-    g.request_id = given if _REQUEST_ID.fullmatch(given) else str(new_id())
+    g.request_id = request_id_of(request.environ)
 
 
 def _finish(response: Response) -> Response:
     headers = response.headers
     headers.add("X-Request-Id", g.request_id)
     # Keys and secrets are in some answers, and few are worth a cache: those say so themselves.
-    headers.setdefault("Cache-Control", "no-store")
-    headers.add("X-Content-Type-Options", "nosniff")
+    for name, value in EVERYWHERE:
+        headers.setdefault(name, value)
     return response

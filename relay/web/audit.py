@@ -1,4 +1,4 @@
-"""The audit log of a workspace."""
+"""The audit log: of a workspace, or of the instance, whose records belong to no workspace."""
 
 from __future__ import annotations
 
@@ -26,14 +26,19 @@ def routes(api: Api, gate: Gate, cursors: Cursors) -> Blueprint:
     blueprint = Blueprint("audit", __name__)
 
     @blueprint.get("/v1/audit")
-    @gate.scoped(Scope.ADMIN)
-    def list_audit(caller: Caller) -> Response:
-        """List what was changed in the workspace, and by whom, the newest first."""
+    @gate.scoped_or_instance(Scope.ADMIN)
+    def list_audit(caller: Caller | None) -> Response:
+        """List what was changed in the workspace, and by whom, the newest first.
+
+        To the instance's key without `Relay-Workspace`: what was changed outside of workspaces, which is that they were
+        made, and their limits.
+        """
         made = parse_time_range(request.args)
-        of = f"audit:{caller.workspace.id}:{made.since}..{made.until}"
+        owner = None if caller is None else caller.workspace.id
+        of = f"audit:{owner}:{made.since}..{made.until}"
         after, limit = cursors.read(of, filters=_FILTERS)
         with api.engine.connect() as connection:
-            page = audit.list_page(connection, workspace_id=caller.workspace.id, made=made, after=after, limit=limit)
+            page = audit.list_page(connection, workspace_id=owner, made=made, after=after, limit=limit)
         return json_response(cursors.render(page, of, _rendered))
 
     return blueprint

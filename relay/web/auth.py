@@ -11,18 +11,17 @@ import hmac
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Concatenate, Final, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 
 from flask import g, request
 
-from relay.core.errors import InvalidInput
-from relay.core.ids import parse_id
 from relay.store import keys, workspaces
 from relay.web.last_use import LastUse
+from relay.web.parts import new_id, path_id
 from relay.web.problems import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from uuid import UUID
 
     from flask.typing import ResponseReturnValue
@@ -34,9 +33,14 @@ if TYPE_CHECKING:
 
 #: Seconds: under one, to leave room for the look-up's own time.
 _KNOWN_FOR_SECS: Final = 0.9
+#: Seconds after which one request asks anew, so that the others go on meanwhile.
+_RENEWED_AFTER_SECS: Final = 0.5
 #: Entries after which what is known is forgotten, all at once: callers choose what is looked up.
 _MOST_KNOWN: Final = 10_000
 _BEARER: Final = re.compile(r"bearer +([\x21-\x7e]+) *", re.IGNORECASE)
+
+#: A caller's own request id: visible ASCII, since it goes into logs and headers.
+_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 P = ParamSpec("P")
 K = TypeVar("K")
@@ -68,6 +72,7 @@ class Gate:
         self._workspaces: _Known[str, Workspace] = _Known()
         self._last_use = LastUse(api.engine)
         self._asked: dict[Callable[..., object], tuple[Scope, ...]] = {}
+        self._workspace_optional: set[Callable[..., object]] = set()
 
     def scoped(
         self, scope: Scope, *others: Scope
@@ -88,6 +93,28 @@ class Gate:
 
         return decorate
 
+    def scoped_or_instance(
+        self, scope: Scope
+    ) -> Callable[[Callable[Concatenate[Caller | None, P], ResponseReturnValue]], Callable[P, ResponseReturnValue]]:
+        """Decorate a view as `scoped` does, but that the instance key may leave out Relay-Workspace.
+
+        Then the view's first argument is None: what it shows is the instance's own, and no workspace's.
+        """
+
+        def decorate(
+            view: Callable[Concatenate[Caller | None, P], ResponseReturnValue],
+        ) -> Callable[P, ResponseReturnValue]:
+            @functools.wraps(view)
+            def checked(*args: P.args, **kwargs: P.kwargs) -> ResponseReturnValue:
+                alone = "HTTP_RELAY_WORKSPACE" not in request.environ and self._is_instance(_token())
+                return view(None if alone else self._caller(scope, ()), *args, **kwargs)
+
+            self._asked[checked] = (scope,)
+            self._workspace_optional.add(checked)
+            return checked
+
+        return decorate
+
     def instance_only(self, view: Callable[P, ResponseReturnValue]) -> Callable[P, ResponseReturnValue]:
         """Decorate a view that needs the instance key (RELAY_ADMIN_KEY), and acts in no workspace."""
 
@@ -102,9 +129,28 @@ class Gate:
         self._asked[checked] = ()
         return checked
 
+    def known(self, environ: Mapping[str, Any], scope: Scope) -> Caller | None:
+        """Return who calls, where that is known without asking the database and a view of `scope` would let them in.
+
+        None says nothing: whoever gets it asks in the usual way.
+        """
+        match = _BEARER.fullmatch(environ.get("HTTP_AUTHORIZATION", ""))
+        if match is None or "HTTP_RELAY_WORKSPACE" in environ:
+            return None
+        # The instance's key is in nobody's hands as a holder's.
+        digest = keys.digest_of(match.group(1))
+        holder = self._holders.get(digest)
+        if holder is None or self._holders.is_ageing(digest) or scope not in holder.scopes:
+            return None
+        return Caller(workspace=holder.workspace, key_id=holder.key_id)
+
     def scopes_of(self, view: Callable[..., object]) -> tuple[Scope, ...] | None:
         """Return the scopes of which a view wants one; none for one that wants the instance key, None for no key."""
         return self._asked.get(view)
+
+    def needs_workspace(self, view: Callable[..., object]) -> bool:
+        """Say whether a view that wants a scope wants a workspace's name of the instance key."""
+        return view not in self._workspace_optional
 
     def _caller(self, scope: Scope, others: tuple[Scope, ...]) -> Caller:
         token = _token()
@@ -118,7 +164,7 @@ class Gate:
                 )
             return Caller(workspace=self._workspace(named), key_id=None)
         holder = self._holder(token)
-        if named is not None and named not in {holder.workspace.name, str(holder.workspace.id)}:
+        if named is not None and named != holder.workspace.name and path_id(named) != holder.workspace.id:
             raise Problem(403, "other_workspace", "This key belongs to another workspace: leave out Relay-Workspace.")
         if scope not in holder.scopes and not any(other in holder.scopes for other in others):
             lacking = " or ".join(one.value for one in (scope, *others))
@@ -136,11 +182,12 @@ class Gate:
     def _holder(self, token: str) -> Holder:
         digest = keys.digest_of(token)
         holder = self._holders.get(digest)
-        if holder is None:
+        if holder is None or self._holders.renews(digest):
             asked_at = time.monotonic()
             with self._api.hot.connect() as connection:
                 holder = keys.find(connection, token)
             if holder is None:
+                self._holders.forget(digest)
                 raise _unauthorized("The API key is not valid: it is misspelled, revoked or of another installation.")
             self._holders.put(digest, holder, asked_at)
             self._last_use.note(holder.key_id)
@@ -150,11 +197,10 @@ class Gate:
         found = self._workspaces.get(named)
         if found is None:
             asked_at = time.monotonic()
+            as_id = path_id(named)
             with self._api.engine.connect() as connection:
-                try:
-                    found = workspaces.by_id(connection, parse_id(named))
-                except InvalidInput:
-                    found = workspaces.by_name(connection, named)
+                # No name has the form of an id.
+                found = workspaces.by_name(connection, named) if as_id is None else workspaces.by_id(connection, as_id)
             if found is None:
                 raise Problem(404, "unknown_workspace", "Relay-Workspace names no workspace: make it first.")
             self._workspaces.put(named, found, asked_at)
@@ -165,16 +211,40 @@ class _Known(Generic[K, V]):
     """Answers of the database that still hold. Reads and writes of a dict are atomic, so there is no lock."""
 
     def __init__(self) -> None:
-        self._entries: dict[K, tuple[float, V]] = {}
+        #: What is known, until when, and from when on somebody should ask anew; None while somebody does.
+        self._entries: dict[K, tuple[V, float, float | None]] = {}
 
     def get(self, name: K) -> V | None:
         entry = self._entries.get(name)
-        return entry[1] if entry is not None and entry[0] > time.monotonic() else None
+        return entry[0] if entry is not None and entry[1] > time.monotonic() else None
 
     def put(self, name: K, value: V, asked_at: float) -> None:
         if len(self._entries) >= _MOST_KNOWN:
             self._entries.clear()
-        self._entries[name] = (asked_at + _KNOWN_FOR_SECS, value)
+        self._entries[name] = (value, asked_at + _KNOWN_FOR_SECS, asked_at + _RENEWED_AFTER_SECS)
+
+    def is_ageing(self, name: K) -> bool:
+        """Whether somebody should ask anew."""
+        entry = self._entries.get(name)
+        return entry is not None and entry[2] is not None and entry[2] <= time.monotonic()
+
+    def renews(self, name: K) -> bool:
+        """Whether the caller should ask anew: true for one of those that come while it is so, or hardly more."""
+        entry = self._entries.get(name)
+        if entry is None or entry[2] is None or entry[2] > time.monotonic():
+            return False
+        self._entries[name] = (*entry[:2], None)
+        return True
+
+    def forget(self, name: K) -> None:
+        """Take back what is known."""
+        self._entries.pop(name, None)
+
+
+def request_id_of(environ: Mapping[str, Any]) -> str:
+    """Return the id that a request brings, or make one."""
+    given: str | None = environ.get("HTTP_X_REQUEST_ID")
+    return given if given is not None and _REQUEST_ID.fullmatch(given) else str(new_id())
 
 
 def request_id() -> str:

@@ -11,13 +11,14 @@ import math
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from flask import request
+from werkzeug.wsgi import get_content_length
 
 from relay.core.errors import InvalidInput
 from relay.core.jsontext import is_json, scan_event
 from relay.web.problems import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 #: Bytes in the body of an administrative call: the largest endpoint fits several times.
 MAX_OBJECT_BYTES = 131_072
@@ -48,19 +49,10 @@ def read(limit: int) -> bytes:
     compressed one; 400 where less came than was declared. A body in chunks that breaks off cannot be told from a whole
     one by every server: whether what came can be taken is for the caller to judge (see `is_measured`).
     """
-    encoding = request.environ.get("HTTP_CONTENT_ENCODING")
-    if encoding and encoding.strip().lower() != "identity":
-        raise Problem(415, "unsupported_encoding", "Compressed bodies are not taken: send it without Content-Encoding.")
     declared = request.content_length
-    if declared is not None and declared > limit:
-        raise too_large(limit)
     if HELD in request.environ:
-        held: bytes | None = request.environ[HELD]
-        if held is None:
-            raise BodyAwaited(limit)
-        if len(held) > limit:
-            raise too_large(limit)
-        return held
+        return read_held(request.environ, limit, declared=declared)
+    _check_head(request.environ, limit, declared)
     pieces: list[bytes] = []
     room = limit + 1
     stream = request.stream
@@ -75,17 +67,28 @@ def read(limit: int) -> bytes:
     return body
 
 
+def read_held(environ: Mapping[str, Any], limit: int, *, declared: int | None = None) -> bytes:
+    """Return the body that the server holds, as `read` does: raises what that raises."""
+    _check_head(environ, limit, declared)
+    held: bytes | None = environ[HELD]
+    if held is None:
+        raise BodyAwaited(limit)
+    if len(held) > limit:
+        raise too_large(limit)
+    return held
+
+
 def too_large(limit: int) -> Problem:
     """Make the problem of a body of more than `limit` bytes."""
     return Problem(413, "payload_too_large", f"The body is larger than {limit} bytes: send less.")
 
 
-def is_measured() -> bool:
+def is_measured(environ: dict[str, Any]) -> bool:
     """Whether the body's end is known: its length is declared, or the server held it until it was whole.
 
     Else the end may be that of a broken connection.
     """
-    return request.content_length is not None or HELD in request.environ
+    return HELD in environ or get_content_length(environ) is not None
 
 
 def shows_its_end(json_body: bytes) -> bool:
@@ -113,6 +116,14 @@ def read_object() -> dict[str, Any]:
         raise InvalidInput("The body is not a JSON object: send one, such as {}.", field="body", code="not_an_object")
     _check(value, "")
     return value
+
+
+def _check_head(environ: Mapping[str, Any], limit: int, declared: int | None) -> None:
+    encoding = environ.get("HTTP_CONTENT_ENCODING")
+    if encoding and encoding.strip().lower() != "identity":
+        raise Problem(415, "unsupported_encoding", "Compressed bodies are not taken: send it without Content-Encoding.")
+    if declared is not None and declared > limit:
+        raise too_large(limit)
 
 
 def _members(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from flask import Blueprint, Response
 
-from relay.bootstrap import make_platform_urls
+from relay.bootstrap.policies import make_platform_urls
 from relay.core import backoff
 from relay.core.errors import InvalidInput
 from relay.core.model import Scope, Signing

@@ -62,7 +62,8 @@ def routes(api: Api, gate: Gate, admission: Admission) -> Blueprint:
             ),
         )
         request_name = request_id()
-        batch = [_event(one, caller, request_name) for one in drafts]
+        traceparent = tracing.current()
+        batch = [_event(one, caller, request_name, traceparent) for one in drafts]
         failpoints.hit("ingest.before_commit")
         with api.hot.connect() as connection, patiently(connection):
             try:
@@ -99,7 +100,7 @@ def _read(api: Api, caller: Caller) -> list[BatchedEvent]:
         raise Problem(
             415, "unsupported_media_type", "A batch is application/json (an array) or application/x-ndjson (lines)."
         )
-    if lines and not bodies.is_measured():
+    if lines and not bodies.is_measured(environ):
         raise Problem(
             411,
             "length_required",
@@ -123,7 +124,7 @@ def _read(api: Api, caller: Caller) -> list[BatchedEvent]:
     return drafts
 
 
-def _event(one: BatchedEvent, caller: Caller, request_name: str) -> NewEvent:
+def _event(one: BatchedEvent, caller: Caller, request_name: str, traceparent: str | None) -> NewEvent:
     claim = None
     if one.idempotency_key is not None:
         claim = Claim(key=one.idempotency_key, fingerprint=fingerprint((ROUTE, one.type), one.payload, is_json=True))
@@ -137,7 +138,7 @@ def _event(one: BatchedEvent, caller: Caller, request_name: str) -> NewEvent:
         request_id=request_name,
         expires_in=one.expires_in,
         claim=claim,
-        traceparent=tracing.current(),
+        traceparent=traceparent,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flask import Blueprint, Response, request
 
@@ -23,12 +23,14 @@ from relay.web.admission import Candidate
 from relay.web.auth import request_id
 from relay.web.parts import new_id
 from relay.web.problems import Problem
-from relay.web.together import Together
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from relay.web.admission import Admission
     from relay.web.auth import Caller, Gate
     from relay.web.parts import Api
+    from relay.web.together import Together
 
 #: What an event's fingerprint begins with, whichever call brought it: one key, one event, by either.
 ROUTE: Final = "event"
@@ -38,22 +40,24 @@ _TYPE_HEADER: Final = "Relay-Event-Type"
 _MAX_CONTENT_TYPE: Final = 255
 
 
-def routes(api: Api, gate: Gate, admission: Admission) -> Blueprint:
+def routes(api: Api, gate: Gate, admission: Admission, together: Together | None) -> Blueprint:
     """Make the routes of events."""
     blueprint = Blueprint("events", __name__)
-    together = None if api.grouped is None else Together(api.grouped)
     traced = api.tracing is not None
 
     def alone(event: NewEvent) -> Taken:
+        failpoints.hit("ingest.before_commit")
         with api.hot.connect() as connection:
             try:
-                return events.take(connection, [event], retention_secs=api.settings.idempotency_retention_secs)[0]
+                taken = events.take(connection, [event], retention_secs=api.settings.idempotency_retention_secs)[0]
             except KeyReused:
                 raise Problem(
                     409,
                     "idempotency_key_reused",
                     "The Idempotency-Key was used for an event of another type or with another body: send a new key.",
                 ) from None
+        failpoints.hit("ingest.after_commit")
+        return taken
 
     @blueprint.post("/v1/events")
     @gate.scoped(Scope.INGEST)
@@ -68,45 +72,67 @@ def routes(api: Api, gate: Gate, admission: Admission) -> Blueprint:
         With an Idempotency-Key the second such request gets the first one's answer, byte for byte, and
         Relay-Idempotent-Replay: true; another request under the key is 409.
         """
-        # Headers come from the environment itself here: it is several times faster, and this runs for every event.
-        environ = request.environ
-        key: str | None = environ.get("HTTP_IDEMPOTENCY_KEY")
-        if key is not None:
-            check_key(key)
-        expires: str | None = environ.get("HTTP_RELAY_EXPIRES_IN")
-        expires_in = None if expires is None else parse_expires_in(expires)
-        content_type = _content_type(environ.get("CONTENT_TYPE", ""))
-        named: str | None = environ.get("HTTP_RELAY_EVENT_TYPE")
-        workspace = caller.workspace
-        body = bodies.read(payload_limit(api, caller))
-        is_json = jsontext.is_json(content_type)
-        event_type = _type_of(named, content_type, body, is_json=is_json)
-        admission.admit(workspace, 1, lambda: [Candidate(type=event_type, payload=body, is_json=is_json)])
-        claim = None
-        if key is not None:
-            claim = Claim(key=key, fingerprint=fingerprint((ROUTE, event_type), body, is_json=is_json))
-        event = NewEvent(
-            id=new_id(),
-            workspace_id=workspace.id,
-            type=event_type,
-            content_type=content_type,
-            payload=body,
-            api_key_id=caller.key_id,
-            request_id=request_id(),
-            expires_in=expires_in,
-            claim=claim,
+        event = draft(
+            request.environ,
+            caller,
+            request_id(),
+            read=lambda: bodies.read(payload_limit(api, caller)),
+            admit=lambda one: admission.admit(caller.workspace, 1, lambda: [one]),
             traceparent=tracing.current() if traced else None,
         )
-        failpoints.hit("ingest.before_commit")
         answer = None if together is None else together.ingest(event)
         taken = Taken(answer, replayed=False) if answer is not None else alone(event)
-        failpoints.hit("ingest.after_commit")
         response = Response(taken.answer, 202, content_type="application/json")
         if taken.replayed:
             response.headers["Relay-Idempotent-Replay"] = "true"
         return response
 
     return blueprint
+
+
+def draft(
+    environ: dict[str, Any],
+    caller: Caller,
+    request_name: str,
+    *,
+    read: Callable[[], bytes],
+    admit: Callable[[Candidate], None] | None = None,
+    traceparent: str | None = None,
+) -> NewEvent:
+    """Judge a request for an event and return the event. `read` gives the body; `admit` lets the event in, or raises.
+
+    Without `admit` the event is let in.
+
+    Raises InvalidInput, InvalidJson and Problem, and what `read` and `admit` raise.
+    """
+    # Headers come from the environment itself here: it is several times faster, and this runs for every event.
+    key: str | None = environ.get("HTTP_IDEMPOTENCY_KEY")
+    if key is not None:
+        check_key(key)
+    expires: str | None = environ.get("HTTP_RELAY_EXPIRES_IN")
+    expires_in = None if expires is None else parse_expires_in(expires)
+    content_type = _content_type(environ.get("CONTENT_TYPE", ""))
+    named: str | None = environ.get("HTTP_RELAY_EVENT_TYPE")
+    body = read()
+    is_json = jsontext.is_json(content_type)
+    event_type = _type_of(named, content_type, body, is_json=is_json, is_measured=bodies.is_measured(environ))
+    if admit is not None:
+        admit(Candidate(type=event_type, payload=body, is_json=is_json))
+    claim = None
+    if key is not None:
+        claim = Claim(key=key, fingerprint=fingerprint((ROUTE, event_type), body, is_json=is_json))
+    return NewEvent(
+        id=new_id(),
+        workspace_id=caller.workspace.id,
+        type=event_type,
+        content_type=content_type,
+        payload=body,
+        api_key_id=caller.key_id,
+        request_id=request_name,
+        expires_in=expires_in,
+        claim=claim,
+        traceparent=traceparent,
+    )
 
 
 def payload_limit(api: Api, caller: Caller) -> int:
@@ -129,11 +155,11 @@ def _content_type(given: str) -> str:
     return value
 
 
-def _type_of(named: str | None, content_type: str, body: bytes, *, is_json: bool) -> str:
+def _type_of(named: str | None, content_type: str, body: bytes, *, is_json: bool, is_measured: bool) -> str:
     """Judge the body by its Content-Type and return the event's type. Raises InvalidInput, InvalidJson or Problem."""
     if not body:
         raise InvalidInput("The body is empty: send the payload in it.", field="body", code="empty_body")
-    if not bodies.is_measured() and not (is_json and bodies.shows_its_end(body)):
+    if not is_measured and not (is_json and bodies.shows_its_end(body)):
         # The server hands over what came before a broken connection as if it were all.
         raise Problem(
             411,

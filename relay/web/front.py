@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from relay.web.bodies import HELD, BodyAwaited, too_large
@@ -25,11 +26,14 @@ from relay.web.connection import Connection, Phase
 from relay.web.gateway import Gateway
 from relay.web.http1 import CONTINUE, Incoming
 from relay.web.lanes import Lane, Ticket
-from relay.web.problems import RETRY_AFTER_SECS, Problem, usual
+from relay.web.problems import Problem, passing, usual
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from wsgiref.types import WSGIApplication
+
+    from relay.web.express import Express
+    from relay.web.gateway import Reply
 
 #: Paths that have threads of their own, by lanes, and how many each lane has. Those of the second may wait for the
 #: database, and the first for nothing.
@@ -63,6 +67,7 @@ STOP_LINGER_SECS: Final = 1.0
 STOP_BODY_SECS: Final = 5.0
 #: Seconds that nothing is done after a connection could not be accepted.
 _PAUSE_SECS: Final = 0.02
+_BUSY: Final = "Every thread is taken: the database is slow or away, or too much is asked at once. Try again."
 #: Of the connections held at most, one in so many is let go at once to make room.
 _EVICTED_PART: Final = 64
 
@@ -83,8 +88,15 @@ class Front:
         grace_secs: float,
         connections: int = CONNECTIONS,
         on_refusal: Callable[[int], None] | None = None,
+        express: Express | None = None,
     ) -> None:
-        """The listener becomes the front's own. `on_refusal` is told the status of answers that the application never saw."""
+        """The listener becomes the front's own. `on_refusal` is told the status of answers that the application never saw.
+
+        What `express` takes does not come to the application either.
+        """
+        self._express = express
+        if express is not None:
+            express.start()
         self._on_refusal = on_refusal
         self._gateway = Gateway(app)
         self._listener: socket.socket | None = listener
@@ -253,20 +265,28 @@ class Front:
         body = incoming.body()
         incoming.environ["wsgi.input"] = io.BytesIO(body)
         incoming.environ[HELD] = body
-        self._queue(connection, incoming)
+        ticket = self._begin(connection)
+        if self._express is None or not self._express.take(
+            incoming.environ, ticket, partial(self._answered, connection, incoming)
+        ):
+            self._queue(connection, incoming, ticket)
 
     def _ask(self, connection: Connection, incoming: Incoming) -> None:
         """Have the application say whether it wants the body. No more of it is read until then."""
         incoming.environ["wsgi.input"] = io.BytesIO()
         incoming.environ[HELD] = None
         self._watch(connection, 0)
-        self._queue(connection, incoming)
+        self._queue(connection, incoming, self._begin(connection))
 
-    def _queue(self, connection: Connection, incoming: Incoming) -> None:
+    def _begin(self, connection: Connection) -> Ticket:
+        """Begin to wait for an answer; return the right to give it."""
         connection.busy = True
         connection.limit = None
         connection.since = time.monotonic()
         connection.ticket = ticket = Ticket()
+        return ticket
+
+    def _queue(self, connection: Connection, incoming: Incoming, ticket: Ticket) -> None:
         lane = self._own.get(incoming.environ["PATH_INFO"], self._work)
         lane.put((connection, incoming, ticket))
 
@@ -337,15 +357,7 @@ class Front:
             if secs > SEND_SECS:
                 self._close(connection)
         elif secs > WAIT_SECS and connection.ticket.take():
-            self._refuse(
-                connection,
-                Problem(
-                    503,
-                    "busy",
-                    "Every thread is taken: the database is slow or away, or too much is asked at once. Try again.",
-                    headers={"Retry-After": str(RETRY_AFTER_SECS)},
-                ),
-            )
+            self._refuse(connection, passing("busy", _BUSY))
 
     def _look_at(self, connection: Connection, secs: float, stopped_for: float | None) -> None:
         match connection.phase:
@@ -365,8 +377,7 @@ class Front:
                 if secs > BODY_SECS + current.size / BODY_BYTES_PER_SEC:
                     self._refuse(connection, usual(408))
                 elif (stopped_for or 0.0) > min(STOP_BODY_SECS, self._grace_secs / 2):
-                    retry = {"Retry-After": str(RETRY_AFTER_SECS)}
-                    self._refuse(connection, Problem(503, "stopping", "Relay stops here: try again.", headers=retry))
+                    self._refuse(connection, passing("stopping", "Relay stops here: try again."))
                 elif connection.limit is None and secs > ASK_AFTER_SECS:
                     self._ask(connection, current)
 
@@ -401,6 +412,8 @@ class Front:
         self._selector.close()
         self._bell.close()
         self._rope.close()
+        if self._express is not None:
+            self._express.stop(0.2)
         for lane in {self._work, *self._own.values()}:
             lane.stop(0.2)
 
@@ -410,13 +423,24 @@ class Front:
         connection, incoming, ticket = job
         if not ticket.take():
             return
-        close = not incoming.whole or not incoming.keep_alive or self._stopped_at is not None
+        close = self._is_last(incoming)
         try:
             data = self._gateway.answer(incoming, close=close)
         except BodyAwaited as awaited:
             self._give_back(connection, awaited.limit)
         else:
             self._send(connection, data, close=close)
+
+    def _answered(self, connection: Connection, incoming: Incoming, reply: Reply | None) -> None:
+        """Send what the express made of a request that it took; None where it is for the application after all."""
+        if reply is None:
+            self._queue(connection, incoming, self._begin(connection))
+            return
+        close = self._is_last(incoming)
+        self._send(connection, self._gateway.render(reply, close=close), close=close)
+
+    def _is_last(self, incoming: Incoming) -> bool:
+        return not incoming.whole or not incoming.keep_alive or self._stopped_at is not None
 
     def _send(self, connection: Connection, data: bytes, *, close: bool) -> None:
         """Write an answer, or leave it to the reading thread where the client does not take it at once."""

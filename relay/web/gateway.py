@@ -5,18 +5,45 @@ from __future__ import annotations
 import logging
 import time
 from email.utils import formatdate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from relay.web.http1 import render, status_line
 from relay.web.parts import new_id
 from relay.web.problems import MEDIA_TYPE, Problem, text_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from wsgiref.types import WSGIApplication
 
     from relay.web.http1 import Incoming
 
 log = logging.getLogger(__name__)
+
+
+#: What every answer says that does not say otherwise.
+EVERYWHERE: Final = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"))
+
+
+class Reply(NamedTuple):
+    """An answer that is not yet bytes."""
+
+    #: A code and its phrase.
+    status: str
+    headers: Sequence[tuple[str, str]]
+    body: bytes
+
+
+def reply_of(problem: Problem, request_id: str) -> Reply:
+    """Word a problem that no application answers."""
+    body = text_of(problem).encode()
+    headers = {
+        "Content-Type": MEDIA_TYPE,
+        "Content-Length": str(len(body)),
+        **problem.headers,
+        "X-Request-Id": request_id,
+        **dict(EVERYWHERE),
+    }
+    return Reply(status_line(problem.status), tuple(headers.items()), body)
 
 
 class Gateway:
@@ -40,16 +67,11 @@ class Gateway:
 
     def refusal(self, problem: Problem) -> bytes:
         """Return the answer to what does not come to the application. The connection ends with it."""
-        body = text_of(problem).encode()
-        headers = {
-            "Content-Type": MEDIA_TYPE,
-            "Content-Length": str(len(body)),
-            "X-Request-Id": str(new_id()),
-            "Cache-Control": "no-store",
-            "X-Content-Type-Options": "nosniff",
-            **problem.headers,
-        }
-        return render(status_line(problem.status), headers.items(), body, date=self._now(), close=True)
+        return self.render(reply_of(problem, str(new_id())), close=True)
+
+    def render(self, reply: Reply, *, close: bool) -> bytes:
+        """Return an answer's bytes; they say that the connection ends where `close`."""
+        return render(reply.status, reply.headers, reply.body, date=self._now(), close=close)
 
     def _call(self, environ: dict[str, Any]) -> tuple[str, list[tuple[str, str]], bytes]:
         answer: list[Any] = []

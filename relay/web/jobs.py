@@ -174,7 +174,7 @@ def _is_json(content_type: str, body: bytes) -> bool:
 
 def _require_whole(body: bytes, *, is_json: bool) -> None:
     """Raise the Problem of a 411 for a body whose end may be that of a broken connection."""
-    if bodies.is_measured() or "HTTP_TRANSFER_ENCODING" not in request.environ:
+    if bodies.is_measured(request.environ) or "HTTP_TRANSFER_ENCODING" not in request.environ:
         return
     if not (is_json and bodies.shows_its_end(body)):
         raise Problem(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from relay.core import ids
 from relay.core.errors import InvalidInput
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from relay.process.metrics_api import ApiFigures
     from relay.store.vault import Vault
     from relay.tracing import Tracing
+
+#: Ids that randomness is fetched for at once: a call of the system for each would cost as much as the id, and let other
+#: threads in between.
+_IDS_AT_ONCE: Final = 256
+#: Randomness for one id each; to pop and to extend is atomic. What a fork copied must make no id twice.
+_random: list[bytes] = []
+os.register_at_fork(after_in_child=_random.clear)
 
 
 class Api(Protocol):
@@ -59,8 +66,15 @@ class Api(Protocol):
 
 
 def new_id() -> UUID:
-    """Make an id for a new row."""
-    return ids.uuid7(time.time_ns() // 1_000_000, os.urandom(ids.RANDOM_BYTES))
+    """Make an id for a new row. From any thread."""
+    try:
+        random = _random.pop()
+    except IndexError:
+        many = os.urandom(ids.RANDOM_BYTES * _IDS_AT_ONCE)
+        pieces = [many[at : at + ids.RANDOM_BYTES] for at in range(0, len(many), ids.RANDOM_BYTES)]
+        random = pieces.pop()
+        _random.extend(pieces)
+    return ids.uuid7(time.time_ns() // 1_000_000, random)
 
 
 def path_id(text: str) -> UUID | None:

@@ -98,6 +98,11 @@ def usual(status: int) -> Problem:
     return Problem(status, code, detail)
 
 
+def passing(code: str, detail: str) -> Problem:
+    """Make the problem of what would go well a little later."""
+    return Problem(503, code, detail, headers={"Retry-After": str(RETRY_AFTER_SECS)})
+
+
 def respond(problem: Problem) -> Response:
     """Render a problem."""
     response = Response(text_of(problem), problem.status, content_type=MEDIA_TYPE)
@@ -123,10 +128,11 @@ def text_of(problem: Problem) -> str:
 
 
 def _answer(error: Exception) -> Response:
-    return respond(_problem_of(error))
+    return respond(problem_of(error, request_id=g.get("request_id"), method=request.method, path=request.path))
 
 
-def _problem_of(error: Exception) -> Problem:
+def problem_of(error: BaseException, *, request_id: str | None, method: str, path: str) -> Problem:
+    """Return the problem that an error is to whoever asked, and log what is no fault of theirs."""
     match error:
         case Problem():
             return error
@@ -137,21 +143,23 @@ def _problem_of(error: Exception) -> Problem:
         case InvalidInput():
             return invalid([FieldError(field=error.field or "body", message=str(error), code=error.code)])
         case HTTPException():
-            return _of_http(error)
+            found = _of_http(error)
+            return _fault(error, request_id, method, path) if found is None else found
         case Unavailable():
-            return _unavailable("unavailable", str(error))
+            return passing("unavailable", str(error))
         case sa.exc.TimeoutError():
-            return _database_away(error, "no connection was free in time")
+            return _database_away(error, "no connection was free in time", request_id)
         case sa.exc.DBAPIError() | psycopg.Error() if _is_passing(error):
-            return _database_away(error, "it does not answer or takes no writes")
+            return _database_away(error, "it does not answer or takes no writes", request_id)
         case _:
-            return _fault(error)
+            return _fault(error, request_id, method, path)
 
 
-def _of_http(error: HTTPException) -> Problem:
+def _of_http(error: HTTPException) -> Problem | None:
+    """None for a server's own fault."""
     status = error.code or 500
     if status >= 500:
-        return _fault(error)
+        return None
     code, detail = _USUAL.get(status, ("bad_request", "The request is not one that can be answered: correct it."))
     kept = {name: value for name, value in error.get_headers() if name.lower() in {"allow", "retry-after"}}
     return Problem(status, code, detail, headers=kept)
@@ -163,29 +171,29 @@ def _is_passing(error: sa.exc.DBAPIError | psycopg.Error) -> bool:
     return isinstance(cause, (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.ReadOnlySqlTransaction))
 
 
-def _database_away(error: Exception, what: str) -> Problem:
+def _database_away(error: Exception, what: str, request_id: str | None) -> Problem:
     cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
     _log.warning(
         "a request failed for want of the database",
-        extra={"request_id": g.get("request_id"), "error": type(cause).__name__, "sqlstate": _sqlstate(cause)},
+        # The text too: only it tells a database that is down from one that has no connection left.
+        extra={
+            "request_id": request_id,
+            "error": f"{type(cause).__name__}: {str(cause).strip()[:200]}",
+            "sqlstate": _sqlstate(cause),
+        },
     )
-    return _unavailable("database_unavailable", f"The database cannot serve this just now ({what}): try again.")
+    return passing("database_unavailable", f"The database cannot serve this just now ({what}): try again.")
 
 
 def _sqlstate(cause: object) -> str | None:
     return cause.sqlstate if isinstance(cause, psycopg.Error) else None
 
 
-def _unavailable(code: str, detail: str) -> Problem:
-    return Problem(503, code, detail, headers={"Retry-After": str(RETRY_AFTER_SECS)})
-
-
-def _fault(error: Exception) -> Problem:
-    request_id = g.get("request_id")
+def _fault(error: BaseException, request_id: str | None, method: str, path: str) -> Problem:
     _log.error(
         "a request failed",
         exc_info=error,
-        extra={"request_id": request_id, "method": request.method, "path": request.path},
+        extra={"request_id": request_id, "method": method, "path": path},
     )
     return Problem(
         500,

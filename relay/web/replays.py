@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Final
 
-from flask import Blueprint, Response
+from flask import Blueprint, Response, request
 
-from relay.core.filters import parse_delivery_filter
+from relay.core.filters import parse_choice, parse_delivery_filter, parse_time_range
+from relay.core.ids import parse_id
 from relay.core.model import DeadReason, Scope, Status
-from relay.store import replays
+from relay.store import delivery_lists, replays
 from relay.web import models
 from relay.web.auth import request_id
 from relay.web.endpoint_life import optional_object, read_nothing
@@ -18,13 +19,19 @@ from relay.web.problems import Problem, unknown
 from relay.web.render import json_response, optional_time, time_text
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
+    from relay.core.filters import TimeRange
     from relay.store.replays import Replay
     from relay.web import answers
     from relay.web.auth import Caller, Gate
+    from relay.web.paging import Cursors
     from relay.web.parts import Api
 
 #: What a replay by filter can ask for; dead ones where it does not say.
 _STATUSES: Final = (Status.DEAD, Status.CANCELED, Status.DELIVERED)
+#: What their list can be filtered by.
+_FILTERS: Final = ("endpoint_id", "state", "since", "until")
 
 
 class ReplayEndpoint(models.Request):
@@ -39,7 +46,7 @@ class ReplayEndpoint(models.Request):
     force: bool = False
 
 
-def routes(api: Api, gate: Gate) -> Blueprint:
+def routes(api: Api, gate: Gate, cursors: Cursors) -> Blueprint:
     """Make the routes of replays by filter."""
     blueprint = Blueprint("replays", __name__)
 
@@ -71,6 +78,30 @@ def routes(api: Api, gate: Gate) -> Blueprint:
         response.headers["Location"] = f"/v1/replays/{made.id}"
         return response
 
+    @blueprint.get("/v1/replays")
+    @gate.scoped(Scope.READ)
+    def list_replays(caller: Caller) -> Response:
+        """List the workspace's replays, or one endpoint's, the newest first."""
+        endpoint_id, state, made = _asked_list()
+        workspace_id = caller.workspace.id
+        of = f"replays:{workspace_id}:{endpoint_id}:{state}:{made.since}..{made.until}"
+        after, limit = cursors.read(of, filters=_FILTERS)
+        with api.engine.connect() as connection:
+            if endpoint_id is not None and not delivery_lists.has_endpoint(
+                connection, workspace_id=workspace_id, endpoint_id=endpoint_id
+            ):
+                raise unknown("endpoint")
+            page = replays.list_page(
+                connection,
+                workspace_id=workspace_id,
+                endpoint_id=endpoint_id,
+                state=state,
+                made=made,
+                after=after,
+                limit=limit,
+            )
+        return json_response(cursors.render(page, of, _rendered))
+
     @blueprint.get("/v1/replays/<replay_id>")
     @gate.scoped(Scope.READ)
     def get_replay(caller: Caller, replay_id: str) -> Response:
@@ -98,6 +129,16 @@ def routes(api: Api, gate: Gate) -> Blueprint:
         return json_response(_rendered(after))
 
     return blueprint
+
+
+def _asked_list() -> tuple[UUID | None, str | None, TimeRange]:
+    """Read the list's filters from the query: endpoint, state, and when it was made."""
+    named, state = request.args.get("endpoint_id"), request.args.get("state")
+    return (
+        None if named is None else parse_id(named, "endpoint_id"),
+        None if state is None else parse_choice(state, "state", replays.STATES),
+        parse_time_range(request.args),
+    )
 
 
 def _rendered(replay: Replay) -> answers.Replay:

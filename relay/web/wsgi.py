@@ -10,7 +10,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from relay import bootstrap, logs
+from relay import logs
+from relay.bootstrap.api import make_api
 from relay.config_sources import load_settings
 from relay.web.app import create_app
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 def load(settings: Settings) -> Flask:
     """Make this process's application, and have it beat. Raises ConfigurationError, but for no database."""
     logs.configure("api", level=settings.log_level, style=settings.log_format)
-    api = bootstrap.make_api(settings)
+    api = make_api(settings)
     api.heart.start()
     return create_app(api)
 

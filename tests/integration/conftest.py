@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from relay.bootstrap import make_vault, make_worker
+from relay.bootstrap.policies import make_vault
+from relay.bootstrap.worker import make_worker
 from relay.config_sources import load_settings
 from relay.outbox.publisher import Pace, Publisher
 from relay.outbox.stream import Stream, connect
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from relay.bootstrap import Worker
+    from relay.bootstrap.worker import Worker
     from relay.config import Settings
     from relay.delivery.intake import Rhythm
     from relay.store.vault import Vault

@@ -15,7 +15,8 @@ from celery.app import trace
 from celery.worker import WorkController
 from celery.worker import state as celery_state
 
-from relay import bootstrap
+from relay.bootstrap.policies import make_vault
+from relay.bootstrap.worker import make_worker
 from relay.core.model import Status
 from relay.delivery.intake import Rhythm
 from relay.outbox.stream import GROUP, Stream, connect
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from relay.bootstrap import Worker
+    from relay.bootstrap.worker import Worker
     from relay.config import Settings
     from relay.testkit.receiver import Receiver
     from tests.rows import Rows
@@ -41,7 +42,7 @@ class Host:
     """A Relay worker inside a Celery worker, both in threads of this process."""
 
     def __init__(self, settings: Settings) -> None:
-        self.worker: Worker = bootstrap.make_worker(settings)
+        self.worker: Worker = make_worker(settings)
         self.worker.intake._rhythm = rhythm = Rhythm(look_secs=0.5, look_late_secs=0.3, block_secs=0.2)
         self.worker.intake._next_look = time.monotonic() + rhythm.look_secs
         self.app: Celery = make_app(settings)
@@ -143,7 +144,7 @@ def test_batches_run_as_tasks_that_flower_can_see(
     make_settings: Callable[..., Settings], rows: Rows, receiver: Receiver, hints: Stream
 ) -> None:
     """Hints are delivered by tasks `relay.deliver`, told as received, started and succeeded, with ids as their arguments."""
-    vault = bootstrap.make_vault(make_settings())
+    vault = make_vault(make_settings())
     with hosted(make_settings()) as host, events_of(host.app) as events:
         endpoint = rows.endpoint(f"{receiver.url}/ok", signing="relay", secret=SECRET, vault=vault)
         ids = rows.deliveries(endpoint, 5, announced_ago=0.0, payload=b'{"payload-marker": 1}')

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from uuid import UUID
 
-    from relay.bootstrap import Worker
+    from relay.bootstrap.worker import Worker
     from tests.rows import Rows
 
     StartWorker = Callable[..., Worker]

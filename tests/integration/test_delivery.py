@@ -17,7 +17,9 @@ import psycopg
 import pytest
 import redis
 
-from relay import bootstrap, failpoints
+from relay import failpoints
+from relay.bootstrap.policies import make_vault
+from relay.bootstrap.worker import make_worker
 from relay.core import signing
 from relay.core.errors import ConfigurationError, InvalidInput, Unavailable
 from relay.core.model import AttemptClass, Signing, Status
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from uuid import UUID
 
-    from relay.bootstrap import Worker
+    from relay.bootstrap.worker import Worker
     from relay.config import Settings
     from relay.outbox.publisher import Publisher
     from relay.store.vault import Vault
@@ -277,7 +279,7 @@ def test_a_secret_that_does_not_open_waits_unspent(
 ) -> None:
     """A lost master key costs no attempt: deliveries wait, say so, and go out once the key is back (B-94)."""
     other_keys = "lost:" + "A" * 43 + "="
-    lost = bootstrap.make_vault(make_settings(RELAY_MASTER_KEYS=other_keys))
+    lost = make_vault(make_settings(RELAY_MASTER_KEYS=other_keys))
     endpoint = rows.endpoint(f"{receiver.url}/ok", signing="relay", secret=SECRET, vault=lost)
     good = rows.endpoint(f"{receiver.url}/ok")
     delivery, neighbour = rows.delivery(endpoint), rows.delivery(good)
@@ -826,7 +828,7 @@ def test_a_database_that_goes_away_loses_nothing(
         with Rows(postgres.url) as rows:
             endpoint = rows.endpoint(f"{receiver.url}/slow?ms=400", max_in_flight=100)
             sending = rows.deliveries(endpoint, 10, announced_ago=0.0)
-        worker = bootstrap.make_worker(make_settings(DATABASE_URL=postgres.url))
+        worker = make_worker(make_settings(DATABASE_URL=postgres.url))
         worker.start()
         with connect(broker) as client:
             stream = Stream(client, prefix="t", consumer="test")
@@ -926,7 +928,7 @@ def test_a_lease_shorter_than_an_endpoints_timeout_is_refused(
     """A worker does not start where a lease could run out during some endpoint's request (B-23, C-45)."""
     rows.endpoint(timeout_ms=15_000)
     with pytest.raises(ConfigurationError, match="RELAY_LEASE_SECS"):
-        bootstrap.make_worker(make_settings())
+        make_worker(make_settings())
 
 
 @pytest.mark.usefixtures("publisher")

@@ -171,18 +171,40 @@ BROKEN: dict[str, tuple[bytes, Fault]] = {
 }
 
 
+#: Status lines of which libcurl hands over nothing, not even their length.
+UNTOLD = {"status of two digits", "HTTP/1.2", "half a status line"}
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_no_answer_is_a_fault(sender: Sender, name: str) -> None:
-    """A broken reply that ends with FIN has a fault, no status, and a text fit for a log."""
+    """A broken reply that ends with FIN has a fault, no status, its bytes counted, and a text fit for a log."""
     reply, fault = BROKEN[name]
 
     seen = observe(sender, answer_once(reply))
 
-    assert (seen.fault, seen.status, seen.headers, seen.sends) == (fault, None, [], 1)
+    assert (seen.fault, seen.status, seen.headers, seen.sends, seen.snippet) == (fault, None, [], 1, b"")
+    assert 0 < seen.bytes_received <= len(reply) or not reply or name in UNTOLD
     assert seen.text
     assert seen.text.isprintable()
     assert len(seen.text) <= 300
     assert "http://" not in seen.text
+
+
+def test_garbage_on_a_kept_connection_is_no_answer(sender: Sender) -> None:
+    """After a good reply, too, what has no status line is a fault, and not sent again."""
+
+    def script(peer: Peer) -> None:
+        peer.read()
+        peer.send(OK)
+        peer.read()
+        peer.send(b"what is this\r\n" * 3)
+
+    with Receiver(script) as receiver:
+        first, second = (sender.send(receiver.url()).observation for _ in range(2))
+        assert receiver.accepted == 1
+    assert first is not None
+    assert second is not None
+    assert (first.status, second.status, second.fault, second.sends) == (200, None, Fault.PROTOCOL, 1)
 
 
 SILENT: dict[str, tuple[bytes, int | None]] = {

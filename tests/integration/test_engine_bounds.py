@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from relay.core.observation import Fault
-from relay.delivery.verdict import NOT_HTTP_TEXT
+from relay.delivery.reply import NOT_HTTP_TEXT
 from tests.hostile import OK, Hoard, Peer, Receiver, Sender, keep_answering, request, wait_until
 from tests.nameserver import NameServer, Reply
 

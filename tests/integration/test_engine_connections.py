@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import functools
 import itertools
+import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from relay.core.observation import Fault
-from tests.hostile import OK, Peer, Receiver, Sender, keep_answering, request, wait_until
+from tests.hostile import OK, PATIENCE, Peer, Receiver, Sender, keep_answering, request, wait_until
 from tests.nameserver import NameServer, Reply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from relay.delivery.engine import Completed
 
 
 def test_connection_is_kept_and_has_no_connect_time() -> None:
@@ -67,6 +70,59 @@ def test_stale_connection_is_resent_once_on_a_fresh_one(how: str) -> None:
         assert receiver.accepted in (2, 3)
         assert len([r for r in receiver.requests if r.body == b"again"]) <= seen.sends
         assert seen.connect_us > 0
+
+
+def test_connections_that_die_while_the_loop_stands_still_stop_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Behind the back of an engine that is frozen all that it keeps is closed at once: libcurl drops in one turn what epoll
+    still tells of, no turn fails, and the request that was out on one of them goes out once more."""
+    kept = 12
+    all_there = threading.Barrier(kept)
+    asked_again, frozen, thaw = threading.Event(), threading.Event(), threading.Event()
+    peers: list[Peer] = []
+    done: list[Completed] = []
+
+    def script(peer: Peer) -> None:
+        peer.read()
+        if peer.number >= kept:
+            peer.send(OK)
+            return
+        all_there.wait(PATIENCE)
+        peers.append(peer)
+        peer.send(OK)
+        peer.read()
+        # The one in use is to end before the idle ones.
+        peers.remove(peer)
+        peers.insert(0, peer)
+        asked_again.set()
+        thaw.wait(PATIENCE)
+
+    def freezing(peer: Peer) -> None:
+        peer.read()
+        asked_again.wait(PATIENCE)
+        peer.send(OK)
+
+    def on_done(batch: list[Completed]) -> None:
+        done.extend(batch)
+        if any(one.request.key == "freezes" for one in batch):
+            frozen.set()
+            thaw.wait(PATIENCE)
+
+    with Receiver(script) as receiver, Receiver(freezing) as other, Sender() as sender:
+        sender.engine._on_done = on_done
+        sender.engine.submit([request(receiver.url()) for _ in range(kept)])
+        wait_until(lambda: len(done) == kept)
+        sender.engine.submit([request(receiver.url()), request(other.url(), key="freezes")])
+        assert frozen.wait(PATIENCE)
+        for peer in peers:
+            peer.socket.shutdown(socket.SHUT_RDWR)
+        wait_until(lambda: receiver.closed == kept - 1)
+        thaw.set()
+        wait_until(lambda: len(done) == kept + 2)
+
+    resent = done[-1].observation
+    assert resent is not None
+    assert (resent.status, resent.sends, receiver.accepted) == (200, 2, kept + 1)
+    assert [record.message for record in caplog.records] == []
 
 
 def test_second_failure_is_not_resent_again() -> None:

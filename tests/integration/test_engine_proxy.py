@@ -11,7 +11,7 @@ import pytest
 from relay.core.observation import Fault
 from relay.core.url import UrlPolicy
 from relay.delivery.resolver import REFUSED_TEXT
-from tests.hostile import Receiver, Sender, keep_answering, request, tunnel
+from tests.hostile import Peer, Receiver, Sender, keep_answering, request, tunnel
 from tests.nameserver import SERVFAIL, NameServer, Reply
 
 if TYPE_CHECKING:
@@ -116,6 +116,58 @@ def test_policy_is_enforced_before_the_proxy_is_asked() -> None:
     assert {head.split()[1] for head in targets} == {f"{GOOD}:{receiver.port}"}
     assert [received.headers["host"].partition(":")[0] for received in receiver.requests] == hosts
     assert {names.asked[name, 1] for name in ("proxy.test", "mixed.test")} == {1}
+
+
+NO_WAY = b"HTTP/1.1 502 No way\r\nContent-Length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize("failure", ["refuses", "closes", "hangs"])
+def test_the_next_address_is_tried(failure: str) -> None:
+    """Where the proxy gets nowhere with one address it is told the next, in one attempt; the one that works comes first
+    from then on, over the tunnel that stands."""
+    targets, good = tunnel()
+
+    def script(peer: Peer) -> None:
+        if peer.number % 3 == 2:
+            good(peer)
+            return
+        targets.append(peer.socket.recv(65536).decode())
+        if failure == "refuses":
+            peer.send(NO_WAY)
+        elif failure == "hangs":
+            peer.hold()
+
+    with (
+        NameServer({"many.test": Reply((BAD, "127.0.0.4", GOOD))}) as names,
+        Receiver(keep_answering()) as receiver,
+        Receiver(script, host=ALSO_GOOD) as proxy,
+        Sender(proxy=proxy.url(""), name_servers=[names.address]) as sender,
+    ):
+        url = receiver.url(host="many.test")
+        began = time.monotonic()
+        seen = [sender.send(url, connect_timeout_ms=4_000).observation for _ in range(3)]
+        took = time.monotonic() - began
+
+    assert [(one.status, one.sends) for one in seen if one] == [(200, 1)] * 3
+    asked = [head.split()[1].rpartition(":")[0] for head in targets]
+    assert (len(asked), len(set(asked))) == (3, 3)
+    # Half of the time to connect, then half of what is left.
+    assert (2.9 < took < 4.0 + 1.0) if failure == "hangs" else took < 2.9
+    assert [received.connection for received in receiver.requests] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault", "tried"),
+    [(NO_WAY, Fault.CONNECTION, 2), (b"HTTP/1.1 407 Who\r\nContent-Length: 0\r\n\r\n", Fault.INTERNAL, 1)],
+)
+def test_when_no_address_is_left(answer: bytes, fault: Fault, tried: int) -> None:
+    """The last address's failure is the attempt's; a proxy that wants other credentials is not asked for the next."""
+    targets, script = tunnel(answer)
+    with Receiver(script) as proxy, Sender(proxy=proxy.url("")) as sender:
+        seen = sender.send("http://target.test/", addresses=(GOOD, "::1")).observation
+    assert seen is not None
+    assert (seen.fault, seen.status, seen.sends) == (fault, None, 0)
+    assert [head.split()[1] for head in targets] == [f"{GOOD}:80", "[::1]:80"][:tried]
 
 
 def test_credentials_are_for_the_proxy_alone() -> None:

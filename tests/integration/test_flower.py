@@ -10,7 +10,7 @@ import pytest
 import requests
 from flower import urls
 
-from relay.config import load_settings
+from relay.config_sources import load_settings
 from tests.stack import Stack, quiet_port, wait_until
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from uuid import UUID
 
-    from relay.bootstrap import Worker
+    from relay.bootstrap.worker import Worker
     from relay.testkit.receiver import Receiver
     from tests.rows import Rows
 
@@ -62,8 +62,9 @@ def test_two_workers_keep_to_one_rate_and_each_row_waits_once(
     times = sorted(request.monotonic for request in receiver.requests())
     for first, at in enumerate(times):
         for last in range(first, len(times)):
-            # A twentieth of a second for what happens between the token and the receiver.
-            assert last - first + 1 <= 15 + 30.0 * (times[last] - at + 0.05) + 1
+            # Some time for what happens between the token and the receiver: on a busy machine those that were let go
+            # one after the other arrive together. Two buckets, one a worker, would let 30 go at once.
+            assert last - first + 1 <= 15 + 30.0 * (times[last] - at + 0.4) + 1
     assert rows.value("select max(attempt_count) from relay.deliveries") == 1
     deferrals = rows.value("select count(*) from relay.delivery_attempts where class = 3")
     assert 20 <= deferrals <= 58
@@ -109,6 +110,8 @@ def test_a_breaker_opens_over_two_workers_probes_once_and_comes_back_in_order(
     wait_until(lambda: endpoint_of(rows, endpoint)["breaker_trips"] >= 3, patience=20)
     probes = receiver.count() - 5
     assert probes <= 4
+    # Those that opened it, and each probe since.
+    assert endpoint_of(rows, endpoint)["breaker_failures"] >= 5 + 2
     waits = rows.value("select max(deferred_count) from relay.deliveries where id = any(%s)", [backlog])
     assert waits <= 2 * probes + 2
     receiver.set_up(up=True)
@@ -116,7 +119,7 @@ def test_a_breaker_opens_over_two_workers_probes_once_and_comes_back_in_order(
     tried = rows.sql("select delivery_id from relay.delivery_attempts where number is not null and class <> 0")
     spent = {row["delivery_id"] for row in tried} & set(backlog)
     assert len(spent) <= probes + 1
-    all_have(rows, set(backlog) - spent, Status.DELIVERED, patience=15)
+    all_have(rows, set(backlog) - spent, Status.DELIVERED, patience=60)
 
     row = endpoint_of(rows, endpoint)
     assert (row["breaker_state"], row["breaker_failures"], row["breaker_trips"]) == (0, 0, 0)

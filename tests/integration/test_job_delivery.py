@@ -14,8 +14,8 @@ from relay.core.model import AttemptClass, Signing, Status
 from relay.core.secret import Secret
 from relay.sweeps.reap import Reap
 from tests.hostile import OK, Peer, Receiver, keep_answering, wait_until
-from tests.instance import Instance, fields_of, instance
-from tests.jobs import LIMIT, comes_to, enqueue, job_id, read
+from tests.instance import Instance, fields_of
+from tests.jobs import MARKER, comes_to, enqueue, job_api, job_id, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,21 +23,15 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from werkzeug.test import TestResponse
 
-    from relay.bootstrap import Worker
+    from relay.bootstrap.worker import Worker
     from tests.rows import Rows
 
     StartWorker = Callable[..., Worker]
 
-MARKER = "marker-7c1f0a"
-
 
 @pytest.fixture
 def relay(database: str) -> Iterator[Instance]:
-    """An API that may send anywhere, with one workspace."""
-    with instance(
-        database, RELAY_ALLOW_PRIVATE_ENDPOINTS="true", RELAY_MAX_PAYLOAD_BYTES=str(LIMIT), RELAY_DB_POOL="12"
-    ) as made:
-        made.workspace()
+    with job_api(database) as made:
         yield made
 
 

@@ -9,23 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.instance import Instance, fields_of, instance
-from tests.jobs import LIMIT, enqueue, job_id, read, stored
+from tests.jobs import LIMIT, MARKER, enqueue, job_api, job_id, read, stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from werkzeug.test import TestResponse
 
-MARKER = "marker-7c1f0a"
-
 
 @pytest.fixture
 def relay(database: str) -> Iterator[Instance]:
-    """An API that may send anywhere, with one workspace."""
-    with instance(
-        database, RELAY_ALLOW_PRIVATE_ENDPOINTS="true", RELAY_MAX_PAYLOAD_BYTES=str(LIMIT), RELAY_DB_POOL="12"
-    ) as made:
-        made.workspace()
+    with job_api(database) as made:
         yield made
 
 

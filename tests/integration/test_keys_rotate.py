@@ -17,9 +17,10 @@ import pytest
 import sqlalchemy as sa
 from psycopg.types.json import Jsonb
 
-from relay import bootstrap
+from relay.bootstrap.api import make_api
+from relay.bootstrap.worker import make_worker
 from relay.cli.keys import rotate as run
-from relay.config import load_settings
+from relay.config_sources import load_settings
 from relay.core.errors import ConfigurationError, SealedSecretUnreadable
 from relay.core.secret import Secret
 from relay.store import heartbeats
@@ -278,7 +279,7 @@ def test_processes_say_which_keys_they_have(database: str, broker: str) -> None:
     settings = load_settings(
         {"DATABASE_URL": database, "RELAY_BROKER_URL": broker, "RELAY_MASTER_KEYS": keys(new=NEW, old=OLD)}
     )
-    api, worker = bootstrap.make_api(settings), bootstrap.make_worker(settings)
+    api, worker = make_api(settings), make_worker(settings)
     hearts: list[Any] = [api.heart, worker.heart]
     try:
         with api.engine.begin() as connection:

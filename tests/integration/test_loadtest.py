@@ -22,12 +22,13 @@ import redis
 
 from relay.core.errors import InvalidInput, Unavailable
 from relay.core.model import Status
-from relay.loadtest import drain, main, usage
-from relay.loadtest.accounting import tally
+from relay.loadtest import aged, drain, history, main, soak, sustained, usage
+from relay.loadtest.accounting import Tally, tally
 from relay.loadtest.report import Report, percentile
 from relay.loadtest.scenario import Options
-from relay.loadtest.seed import payload_of
+from relay.loadtest.seed import make_workspace, payload_of
 from relay.loadtest.sink import Sink
+from relay.store.vault import Vault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -283,7 +284,7 @@ def test_the_books_find_every_loss_and_every_duplicate() -> None:
     states[unrecorded] = int(Status.IN_FLIGHT)
     arrivals = [fine, unrecorded, retried, retried, doubled, doubled, doubled, early, early, stranger]
 
-    books = tally(states=states, arrivals=arrivals, sends={retried: 2, doubled: 1}, earlier=frozenset([early]))
+    books = tally(states=states, arrivals=arrivals, sends={retried: 2, doubled: 1}, earlier=frozenset([early]), made=5)
 
     assert (books.offered, books.delivered, books.lost) == (5, 3, 2)
     assert (books.duplicates, books.unexplained, books.strangers) == (3, 2, 1)
@@ -299,9 +300,22 @@ def test_a_retried_delivery_is_no_fault() -> None:
         arrivals=[retried, retried],
         sends={retried: 2},
         earlier=frozenset(),
+        made=1,
     )
 
     assert (books.duplicates, books.ok) == (1, True)
+
+
+def test_a_row_that_is_gone_is_a_loss() -> None:
+    """What was made and is in no row any more, nor came, is lost; a row more than was counted is not."""
+    ids = [uuid4().bytes for _ in range(3)]
+    states = dict.fromkeys(ids, int(Status.DELIVERED))
+
+    def books(made: int) -> Tally:
+        return tally(states=states, arrivals=ids, sends={}, earlier=frozenset(), made=made)
+
+    assert (books(4).offered, books(4).delivered, books(4).lost, books(4).ok) == (4, 3, 1, False)
+    assert (books(2).offered, books(2).lost, books(2).ok) == (3, 0, True)
 
 
 def test_cpu_is_counted_by_role() -> None:
@@ -310,6 +324,8 @@ def test_cpu_is_counted_by_role() -> None:
 
     assert until(lambda: usage.cpu_secs({"self": [os.getpid()]})["self"] > before)
     assert usage.cpu_secs({"nobody": []}) == {}
+    own, machine = usage.own_secs(), usage.machine_secs() or 0
+    assert until(lambda: usage.own_secs() > own and (usage.machine_secs() or 0) > machine)
     assert (usage.peak_rss_mb([os.getpid()]) or 0) > 10
 
 
@@ -366,6 +382,150 @@ def test_a_lossy_receiver_is_found_out(servers: Servers) -> None:
 
     assert (report.ok, report.exit_code) == (False, 1)
     assert (report.offered, report.delivered, report.lost) == (40, 30, 10)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_lost_row_and_a_second_request_are_found_out(servers: Servers) -> None:
+    """A delivery whose row vanishes before it is sent is lost, one that somebody sends once more is a duplicate: exit code 1."""
+    assert servers.postgres_url is not None
+    url = servers.postgres_url
+
+    def tamper(text: str) -> None:
+        if text != "releasing them":
+            return
+        with psycopg.connect(url, autocommit=True) as connection:
+            row = connection.execute("select datname from pg_database where datname like 'relay_loadtest_%'").fetchone()
+        assert row is not None
+        with psycopg.connect(url, dbname=row[0], autocommit=True) as connection:
+            pending = connection.execute(
+                "select d.id, p.url from relay.deliveries d join relay.endpoints p on p.id = d.endpoint_id"
+                " where d.status = 0 order by d.id limit 2"
+            ).fetchall()
+            connection.execute("delete from relay.deliveries where id = %s", [pending[0][0]])
+        again = urlsplit(pending[1][1])
+        with socket.create_connection((str(again.hostname), int(again.port or 0)), timeout=10) as client:
+            client.sendall(request_of(pending[1][0], again.path))
+            assert b"204" in answers(client, 1)
+
+    report = drain.run(
+        Options(workers=1, count=40, database_url=url, broker_url=servers.redis_url, say=tamper),
+        endpoints=2,
+        patience_secs=5.0,
+    )
+
+    assert (report.ok, report.exit_code) == (False, 1)
+    assert (report.offered, report.delivered, report.lost, report.duplicates) == (40, 39, 1, 1)
+
+
+@pytest.mark.usefixtures("soon")
+def test_what_roles_run_first_is_run(servers: Servers) -> None:
+    """A preamble that ends a role is noticed, with its status: so constants set in one are in force."""
+    options = Options(
+        count=1, preamble="raise SystemExit(7)", database_url=servers.postgres_url, broker_url=servers.redis_url
+    )
+
+    with pytest.raises(Unavailable, match="status 7"):
+        drain.run(options)
+
+
+def test_made_history_is_as_work_leaves_it(database: str) -> None:
+    """Events name their deliveries, each has its two attempts, in the partition of its day, and nothing is open."""
+    vault = Vault({"loadtest": bytes(32)})
+    with psycopg.connect(database, autocommit=True) as connection:
+        workspace = make_workspace(connection, vault, ["http://127.0.0.1:9/a", "http://127.0.0.1:9/b"])
+        made = history.make(database, connection, workspace, 1_995, here=True)
+
+        def one(query: str) -> object:
+            row = connection.execute(query).fetchone()
+            return None if row is None else row[0]
+
+        assert (made.deliveries, made.attempts) == (2_000, 4_000)
+        assert (
+            one(
+                "select count(*) from relay.events e, unnest(e.delivery_ids) x(id) join relay.deliveries d using (id)"
+                " where d.event_id = e.id and d.created_at = e.created_at"
+            )
+            == 2_000
+        )
+        assert (
+            one(
+                "select count(*) from relay.delivery_attempts a join relay.deliveries d on d.id = a.delivery_id"
+                " and a.at between d.created_at and d.finished_at"
+            )
+            == 4_000
+        )
+        assert (
+            one(
+                "select count(distinct (id, lease_token)) from (select delivery_id as id, lease_token"
+                " from relay.delivery_attempts) a"
+            )
+            == 4_000
+        )
+        assert one("select array_agg(distinct status order by status) from relay.deliveries") == [
+            Status.DELIVERED,
+            Status.DEAD,
+        ]
+        assert one("select count(distinct endpoint_id) from relay.deliveries where status = 3") == 2
+        assert one("select count(distinct tableoid) from relay.delivery_attempts") == history.DAYS
+        assert one("select count(*) from relay.delivery_attempts_default") == 0
+        assert one("select reltuples::int from pg_class where oid = 'relay.deliveries'::regclass") == 2_000
+        assert (
+            one("select bool_and(substr(id::text, 15, 1) = '7' and created_at <= now()) from relay.deliveries") is True
+        )
+
+
+def test_history_without_room_is_refused(database: str) -> None:
+    """More rows than the disk can take are refused before any is made, with what to do."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        workspace = make_workspace(connection, Vault({"loadtest": bytes(32)}), ["http://127.0.0.1:9/a"])
+
+        with pytest.raises(Unavailable, match="--rows"):
+            history.make(database, connection, workspace, 10**15, here=True)
+
+
+@pytest.mark.usefixtures("soon")
+def test_an_aged_drain_says_what_age_costs(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small history lies in the tables while the drain runs; the drains and the walked lists are in the figures."""
+    monkeypatch.setattr(aged, "DRAINS", 1)
+    options = Options(workers=1, count=50, rows=6_000, database_url=servers.postgres_url, broker_url=servers.redis_url)
+
+    report = aged.run(options)
+
+    found = json.loads(report.json())
+    assert set(found) == KEYS
+    assert (found["scenario"], report.exit_code, found["offered"], found["delivered"]) == ("aged", 0, 50, 50)
+    figures = found["settings"]["figures"]
+    assert figures["made"]["deliveries"] == 6_000
+    assert [len(figures[name]) for name in ("fresh", "aged")] == [1, 1]
+    assert figures["rate_ratio"] > 0
+    # 6,000 of all, 120 of each endpoint, 60 dead: whole pages of 50.
+    assert {name: one["page"] for name, one in figures["pages"].items()} == {
+        "deliveries": 120,
+        "endpoint": 2,
+        "endpoint_delivered": 2,
+        "dead": 1,
+    }
+    assert all(one["ratio"] > 0 for one in figures["pages"].values())
+    assert len(found["settings"]["python_loop_ms"]) == 2
+    assert 0 <= found["settings"]["others_cpu_percent"] <= 100
+
+
+def test_a_soak_tells_memory_over_time(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A steady load is all delivered, and the workers' memory at its start and its end is in the figures."""
+    monkeypatch.setattr(sustained, "WARM_UP_SECS", 0.5)
+    options = Options(
+        workers=1, seconds=1.0, rate=100.0, database_url=servers.postgres_url, broker_url=servers.redis_url
+    )
+
+    report = soak.run(options)
+
+    figures = json.loads(report.json())["settings"]["figures"]
+    assert (report.scenario, report.exit_code) == ("soak", 0)
+    # A tenth of the rate in events, for ten endpoints each; some before the measurement.
+    assert (report.offered or 0) >= figures["accepted"] * 10 >= 10
+    assert 10 < figures["rss_start_mb"] < 1_000
+    assert 10 < figures["rss_end_mb"] < 1_000
+    assert [figures["rss_mb"][0][1], figures["rss_mb"][-1][1]] == [figures["rss_start_mb"], figures["rss_end_mb"]]
 
 
 def _is_read(connection: socket.socket) -> bool:

@@ -25,7 +25,7 @@ from tests.stack import Stack
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from relay.bootstrap import Worker
+    from relay.bootstrap.worker import Worker
     from relay.outbox.publisher import Publisher
     from relay.testkit.receiver import Receiver
     from tests.rows import Rows

@@ -13,7 +13,7 @@ from tests.hostile import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from relay.bootstrap import Worker
+    from relay.bootstrap.worker import Worker
     from relay.testkit.receiver import Receiver
     from tests.rows import Rows
 

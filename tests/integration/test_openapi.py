@@ -38,6 +38,7 @@ JUDGED_FURTHER: Final = (
     "list_endpoints",
     "list_events",
     "list_keys",
+    "list_replays",
     "list_workspaces",
     "replay_endpoint",
     "create_endpoint",

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from relay.cli.partitions import show
-from relay.config import load_settings
+from relay.config_sources import load_settings
 from relay.core.days import days_ahead, partition_name
 from relay.store import partitions
 from relay.store.engine import make_engine

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from relay.bootstrap import Worker
+    from relay.bootstrap.worker import Worker
     from relay.testkit.receiver import Receiver
     from tests.rows import Rows
 

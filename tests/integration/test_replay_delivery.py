@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from uuid import UUID
 
-    from relay.bootstrap import Worker
+    from relay.bootstrap.worker import Worker
     from relay.testkit.receiver import Receiver
     from tests.rows import Rows
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from relay.bootstrap import Worker
+    from relay.bootstrap.worker import Worker
     from relay.store.vault import Vault
     from relay.testkit.receiver import Receiver
 

@@ -6,18 +6,19 @@ import dataclasses
 import re
 import sys
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from relay import bootstrap
+from relay.bootstrap import roles
 from relay.core.errors import ConfigurationError
 from relay.outbox.publisher import Publisher
 from relay.outbox.stream import Stream, connect
 from relay.store.engine import make_hot_engine
-from relay.tracing import Tracing, make_tracing, shown_url
+from relay.tracing import Tracing, make_tracing, server_of
 from relay.web.app import create_app
 from tests.hostile import wait_until
 from tests.instance import instance
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace import ReadableSpan
 
-    from relay.bootstrap import Worker
+    from relay.bootstrap.worker import Worker
     from relay.testkit.receiver import Receiver
     from tests.rows import Rows
 
@@ -58,7 +59,7 @@ def test_a_trace_leads_from_ingest_to_persist(
     receiver is told the send's context. Single events with and without a key and batches are traced; an unsigned job
     is sent without a traceparent, and what came in untraced goes out so."""
     tracing, exporter = spans
-    monkeypatch.setattr(bootstrap, "make_tracing", lambda _role: tracing)
+    monkeypatch.setattr(roles, "make_tracing", lambda _role: tracing)
     with instance(database, RELAY_ALLOW_PRIVATE_ENDPOINTS="true", RELAY_TRACING="true") as relay:
         relay.workspace()
         key = relay.key()
@@ -119,7 +120,9 @@ def test_a_trace_leads_from_ingest_to_persist(
     assert sum(match is None for match in told) == 3, "the job and the untraced event's two"
     outcomes = sorted(str((one.attributes or {})["relay.outcome"]) for one in sends.values())
     assert outcomes == ["permanent_failure"] * 3 + ["success"] * 3
-    assert "secret-in-a-query" not in "".join(one.to_json() for one in exporter.get_finished_spans())
+    shown = "".join(one.to_json() for one in exporter.get_finished_spans())
+    assert ("secret-in-a-query" in shown, "/status" in shown, "/ok" in shown) == (False, False, False)
+    assert {(one.attributes or {})["server.port"] for one in sends.values()} == {urlsplit(receiver.url).port}
 
 
 def test_without_opentelemetry_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,8 +133,14 @@ def test_without_opentelemetry_it_says_what_to_install(monkeypatch: pytest.Monke
 
 
 def test_a_span_shows_no_secret_of_a_url() -> None:
-    """Logins and queries are left out."""
-    assert shown_url("https://u:p@hooks.example.com:8443/in?token=x#y") == "https://hooks.example.com:8443/in"
+    """Login, path and query are left out."""
+    assert server_of("https://u:p@hooks.example.com:8443/in/token?token=x#y") == {
+        "url.scheme": "https",
+        "server.address": "hooks.example.com",
+        "server.port": 8443,
+    }
+    assert server_of("http://[2001:db8::1]/a")["server.address"] == "2001:db8::1"
+    assert [server_of(f"{scheme}://a.test/")["server.port"] for scheme in ("http", "https")] == [80, 443]
 
 
 def _named(exporter: InMemorySpanExporter, name: str) -> list[ReadableSpan]:

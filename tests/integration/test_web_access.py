@@ -53,6 +53,7 @@ ROUTES = [
     ("GET", f"/v1/events/{UNKNOWN}/payload", "read"),
     ("GET", f"/v1/endpoints/{UNKNOWN}/deliveries", "read"),
     ("POST", f"/v1/endpoints/{UNKNOWN}/replay", "write"),
+    ("GET", "/v1/replays", "read"),
     ("GET", f"/v1/replays/{UNKNOWN}", "read"),
     ("POST", f"/v1/replays/{UNKNOWN}/cancel", "write"),
     ("GET", "/v1/deliveries", "read"),
@@ -183,10 +184,13 @@ def test_instance_key_names_a_workspace(relay: Instance) -> None:
 
 
 def test_key_keeps_to_its_workspace(relay: Instance) -> None:
-    """A workspace's key with Relay-Workspace works for its own and is told nothing of others, there or not."""
+    """A workspace's key with Relay-Workspace works for its own, by name or by id in either case, and is told nothing
+    of others, there or not."""
     key = relay.key()
     relay.workspace("other")
-    assert relay.client.get("/v1/endpoints", headers=key | {"Relay-Workspace": "acme"}).status_code == 200
+    [(own,)] = relay.query("select id::text from relay.workspaces where name = 'acme'")
+    for named in ("acme", own, own.upper()):
+        assert relay.client.get("/v1/endpoints", headers=key | {"Relay-Workspace": named}).status_code == 200
     answers = [relay.client.get("/v1/endpoints", headers=key | {"Relay-Workspace": n}) for n in ("other", "nobody")]
     assert [answer.status_code for answer in answers] == [403, 403]
     assert answers[0].get_json() == answers[1].get_json()
@@ -307,6 +311,32 @@ def test_workspaces_are_made_and_listed(relay: Instance) -> None:
     assert ([one["name"] for one in rest["data"]], rest["next_cursor"]) == (["acme"], None)
     rows = relay.query("select actor, after->>'name' from relay.audit_log where action = 'workspace.created'")
     assert rows == [("instance", "acme"), ("instance", "beta")]
+
+
+def test_what_concerns_no_workspace_is_the_instances_to_read(relay: Instance) -> None:
+    """Workspaces made and their limits are told to the instance's key without Relay-Workspace, by pages; to no tenant."""
+    other = relay.workspace("other", max_endpoints=3)
+    relay.client.patch(f"/v1/workspaces/{other}", json={"max_endpoints": 4}, headers=relay.admin())
+    key = relay.key("other")
+
+    page = relay.client.get("/v1/audit?limit=2", headers=relay.admin()).get_json()
+    changed, made = page["data"]
+    assert (changed["action"], changed["target"], changed["actor"]) == (
+        "workspace.changed", f"workspace:{other}", "instance",
+    )  # fmt: skip
+    assert (changed["before"], changed["after"]) == ({"max_endpoints": 3}, {"max_endpoints": 4})
+    assert (made["action"], made["after"]["name"]) == ("workspace.created", "other")
+    rest = relay.client.get(f"/v1/audit?cursor={page['next_cursor']}", headers=relay.admin()).get_json()
+    assert ([one["after"]["name"] for one in rest["data"]], rest["next_cursor"]) == (["acme"], None)
+
+    for headers in (key, key | {"Relay-Workspace": other.upper()}, relay.admin("other")):
+        seen = relay.client.get("/v1/audit", headers=headers).get_json()["data"]
+        assert {one["action"] for one in seen} == {"key.created"}
+    strange = relay.client.get(f"/v1/audit?cursor={page['next_cursor']}", headers=key)
+    assert (strange.status_code, strange.get_json()["errors"][0]["code"]) == (400, "invalid_cursor")
+    lacking = relay.client.get("/v1/audit", headers=relay.key("other", ("read", "write", "ingest")))
+    assert lacking.status_code == 403
+    assert relay.client.get("/v1/audit", headers=relay.admin("nobody")).status_code == 404
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-a", "é", "a" * 65, "a\0", UNKNOWN, 5])

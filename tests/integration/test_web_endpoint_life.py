@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from werkzeug.test import TestResponse
 
-    from relay.bootstrap import Worker
+    from relay.bootstrap.worker import Worker
     from relay.outbox.publisher import Publisher
     from relay.testkit.receiver import Receiver
 

@@ -411,6 +411,50 @@ def test_a_job_is_stopped_at_a_batchs_end(relay: Instance, key: dict[str, str]) 
     assert (late.status_code, late.get_json()["code"]) == (409, "replay_finished")
 
 
+def test_jobs_are_listed(relay: Instance, key: dict[str, str]) -> None:
+    """B-130 to B-132: newest first, by pages, by endpoint, state and time; nothing of another workspace."""
+    first, second = _dead(relay, key, 1), _dead(relay, key, 1)
+    jobs: list[str] = []
+    for endpoint in (first, second, first, second, first):
+        jobs.insert(0, _ask(relay, key, endpoint, event_type="odd"))
+        assert _sweep(relay) <= 1
+    jobs.insert(0, _ask(relay, key, second))
+    relay.workspace("other")
+    other = relay.key("other")
+
+    def listed(query: str, headers: dict[str, str] = key) -> tuple[list[str], str | None]:
+        answer = relay.client.get(f"/v1/replays?{query}", headers=headers)
+        assert answer.status_code == 200, answer.text
+        body = answer.get_json()
+        return [one["id"] for one in body["data"]], body["next_cursor"]
+
+    seen, cursor = listed("limit=4")
+    assert seen == jobs[:4]
+    _ask(relay, key, first)
+    assert listed(f"limit=4&cursor={cursor}") == (jobs[4:], None)
+    assert listed(f"endpoint_id={second}") == ([jobs[0], jobs[2], jobs[4]], None)
+    assert listed(f"endpoint_id={second}&state=waiting") == ([jobs[0]], None)
+    assert listed("state=done") == (jobs[1:], None)
+    one = relay.client.get(f"/v1/replays/{jobs[3]}", headers=key).get_json()
+    assert one in relay.client.get("/v1/replays", headers=key).get_json()["data"]
+    time = one["created_at"].replace("Z", "%2B00:00")
+    assert listed(f"until={time}") == (jobs[4:], None)
+    assert listed(f"since={time}&state=done") == (jobs[1:4], None)
+    assert listed("", other) == ([], None)
+
+    refusals = {
+        "state=finished": (400, "not_a_choice"),
+        "endpoint_id=x": (400, "invalid_id"),
+        "status=dead": (400, "unknown_field"),
+        f"state=done&cursor={cursor}": (400, "invalid_cursor"),
+    }
+    for query, expected in refusals.items():
+        answer = relay.client.get(f"/v1/replays?{query}", headers=key)
+        assert (answer.status_code, answer.get_json()["errors"][0]["code"]) == expected, query
+    stranger = relay.client.get(f"/v1/replays?endpoint_id={first}", headers=other)
+    assert (stranger.status_code, stranger.get_json()["code"]) == (404, "unknown_endpoint")
+
+
 def test_jobs_take_turns_and_a_deleted_endpoints_fails(relay: Instance, key: dict[str, str]) -> None:
     """Several endpoints' jobs are all carried out by one worker; where an endpoint went meanwhile its job fails."""
     first, second, gone = (_dead(relay, key, 12) for _ in range(3))

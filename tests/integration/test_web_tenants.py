@@ -160,6 +160,37 @@ def test_no_route_reaches_into_another_workspace(relay: Instance) -> None:
         assert found == [], f"new rows of relay.{table} name {found}"
 
 
+def test_an_id_is_the_same_in_either_case(relay: Instance) -> None:
+    """Upper-case ids, in paths, in filters, in Relay-Workspace and with a cursor of the other spelling, are no others."""
+    world = _world(relay, "mine")
+    shouted = {name: one if name in NAMES else one.upper() for name, one in world.arguments.items()}
+    key = world.key | {"Relay-Workspace": shouted["workspace_id"]}
+    walked = 0
+    for method, rule in _routes(relay):
+        if method != "GET" or not rule.arguments or rule.endpoint.startswith("workspaces."):
+            continue
+        plain, loud = (_call(relay, key, method, _path(rule, which), rule) for which in (world.arguments, shouted))
+        assert (loud.status_code, loud.data) == (plain.status_code, plain.data) == (200, plain.data), rule.rule
+        walked += 1
+    assert walked >= 6
+
+    relay.event(world.key, b'{"type":"order.paid"}')
+    plain, loud = (
+        relay.client.get(f"/v1/deliveries?limit=1&endpoint_id={which['endpoint_id']}", headers=key).get_json()
+        for which in (world.arguments, shouted)
+    )
+    assert plain == loud
+    assert plain["next_cursor"]
+    query = f"cursor={plain['next_cursor']}&endpoint_id={shouted['endpoint_id']}"
+    assert relay.client.get(f"/v1/deliveries?{query}", headers=key).status_code == 200
+    named = relay.admin(shouted["workspace_id"])
+    assert relay.client.get("/v1/endpoints", headers=named).status_code == 200
+    changed = relay.client.patch(
+        f"/v1/workspaces/{shouted['workspace_id']}", json={"max_endpoints": 9}, headers=relay.admin()
+    )
+    assert changed.get_json()["id"] == world.arguments["workspace_id"]
+
+
 def test_every_change_is_recorded(relay: Instance) -> None:
     """B-142: each route that changes something writes a record, by whom, in the workspace concerned; none its secrets."""
     for number, (method, rule) in enumerate(_routes(relay)):

@@ -14,8 +14,8 @@ from relay.core.breaker import Breaker, BreakerPolicy, Report, Summary
 from relay.core.model import BreakerEffect, BreakerState
 
 POLICY = BreakerPolicy(threshold=5, cooldown_s=30.0, max_cooldown_s=300.0)
-OPEN = Breaker(state=BreakerState.OPEN, trips=1, generation=3, open_s=12.0)
-HALF_OPEN = Breaker(state=BreakerState.HALF_OPEN, trips=2, generation=7, probe_s=9.0)
+OPEN = Breaker(state=BreakerState.OPEN, failures=5, trips=1, generation=3, open_s=12.0)
+HALF_OPEN = Breaker(state=BreakerState.HALF_OPEN, failures=6, trips=2, generation=7, probe_s=9.0)
 
 
 def report(generation: int, failures: int, *, answered: bool = False) -> Report:
@@ -23,7 +23,9 @@ def report(generation: int, failures: int, *, answered: bool = False) -> Report:
 
 
 def test_it_opens_at_exactly_the_threshold_however_the_failures_are_batched() -> None:
-    """Four failures leave it closed; the fifth, from whichever worker, opens it for the cooldown, in a new generation."""
+    """Four failures leave it closed; the fifth, from whichever worker, opens it for the cooldown, in a new generation.
+
+    The count that opened it stands while it is open: that is what its owner reads."""
     seen = Breaker()
     for failures in (1, 2, 1):
         seen = breaker.after_report(seen, report(0, failures), POLICY)
@@ -31,7 +33,7 @@ def test_it_opens_at_exactly_the_threshold_however_the_failures_are_batched() ->
     opened = breaker.after_report(seen, report(0, 1), POLICY)
 
     assert seen.failures == 4
-    assert opened == Breaker(state=BreakerState.OPEN, trips=1, generation=1, open_s=30.0)
+    assert opened == Breaker(state=BreakerState.OPEN, failures=5, trips=1, generation=1, open_s=30.0)
 
 
 def test_any_answer_resets_the_count() -> None:
@@ -53,12 +55,12 @@ def test_reports_of_another_generation_change_nothing(state: Breaker) -> None:
 
 
 def test_a_probe_decides() -> None:
-    """An answer closes it with nothing counted; a failure opens it again, for twice as long as the trip before."""
+    """An answer closes it with nothing counted; a failure counts on and opens it for twice as long."""
     back = breaker.after_report(HALF_OPEN, report(7, 0, answered=True), POLICY)
     again = breaker.after_report(HALF_OPEN, report(7, 1), POLICY)
 
     assert back == Breaker(generation=8)
-    assert again == Breaker(state=BreakerState.OPEN, trips=3, generation=8, open_s=120.0)
+    assert again == Breaker(state=BreakerState.OPEN, failures=7, trips=3, generation=8, open_s=120.0)
 
 
 def test_the_cooldown_doubles_up_to_its_cap() -> None:
@@ -70,7 +72,7 @@ def test_a_probe_that_says_nothing_is_handed_back() -> None:
     """Its cooldown is over and the trips stand: the next delivery probes at once."""
     seen = breaker.handed_back(HALF_OPEN)
 
-    assert (seen.state, seen.trips, seen.generation) == (BreakerState.OPEN, 2, 8)
+    assert (seen.state, seen.failures, seen.trips, seen.generation) == (BreakerState.OPEN, 6, 2, 8)
     assert breaker.wait_s(seen, POLICY) is None
     assert breaker.may_probe(seen, POLICY)
 

@@ -9,6 +9,7 @@ import http.server
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -21,9 +22,11 @@ import yaml
 from dotenv import dotenv_values
 
 import relay
-from relay import bootstrap
+from relay import metrics
+from relay.bootstrap.api import make_api
 from relay.cli.main import main
-from relay.config import Settings, describe, load_settings, variable_of
+from relay.config import Settings, describe, variable_of
+from relay.config_sources import load_settings
 from relay.process.health import HealthServer
 from relay.web.app import create_app
 
@@ -118,7 +121,9 @@ def test_every_file_parses() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
     values = parsed(CHART / "values.yaml")
     jsonschema.validate(values, schema)
-    for wrong in ({"nonsense": 1}, {"settings": {"RELAY_ADMIN_KEY": "x"}}, {"image": {"tag": "latest"}}):
+    secret = [{"settings": {d.variable: "x"}} for d in describe() if d.secret]
+    assert len(secret) > 5
+    for wrong in ({"nonsense": 1}, {"image": {"tag": "latest"}}, *secret):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(values | wrong, schema)
 
@@ -264,6 +269,29 @@ def test_what_is_mounted_exists() -> None:
         assert jobs == ["relay-api", "relay-publisher", "relay-worker"], path
 
 
+def test_servers_keep_what_relay_counts_on() -> None:
+    """Postgres waits for the disk at each commit; Redis evicts nothing and writes what it has down."""
+    found = services("compose.yaml")
+    given = dict(flag.removeprefix("-c").split("=", 1) for flag in found["postgres"]["command"][1:])
+
+    assert given["synchronous_commit"] == "on"
+    assert {"fsync", "full_page_writes"}.isdisjoint(given)
+    for line in ("maxmemory-policy noeviction", "appendonly yes", "requirepass %s"):
+        assert line in found["redis"]["command"][-1]
+
+
+def test_workers_are_scaled_by_figures_that_exist() -> None:
+    """KEDA's queries and the adapter's rules ask for metrics that Relay exports, and the autoscaler for the rules' names."""
+    rules = parsed(DEPLOY / "helm" / "prometheus-adapter.yaml")["rules"]["external"]
+    template = (CHART / "templates" / "autoscaling.yaml").read_text("utf-8")
+    queries = re.findall(r"^ *query: (.+)$", template, re.MULTILINE)
+    asked = [rule["metricsQuery"] for rule in rules] + [rule["seriesQuery"] for rule in rules] + queries
+
+    assert len(queries) == 2
+    assert {name for text in asked for name in re.findall(r"relay_\w+", text)} <= set(metrics.names())
+    assert {rule["name"]["as"] for rule in rules} == set(re.findall(r"metric: \{name: (\w+)\}", template))
+
+
 def test_roles_run_with_nothing_to_spare(secrets: dict[str, str]) -> None:
     """Containers have a read-only root, no capabilities and no port beyond loopback; pods no service links and no root."""
     for name, service in services("compose.yaml", "compose.try.yaml", "monitoring.yaml").items():
@@ -287,7 +315,7 @@ def test_roles_run_with_nothing_to_spare(secrets: dict[str, str]) -> None:
 @pytest.fixture(scope="module")
 def paths() -> list[str]:
     """The paths of the API's routes. Nothing is connected to."""
-    api = bootstrap.make_api(load_settings({"DATABASE_URL": "postgresql://nobody:none@127.0.0.1:1/none"}))
+    api = make_api(load_settings({"DATABASE_URL": "postgresql://nobody:none@127.0.0.1:1/none"}))
     return [rule.rule for rule in create_app(api).url_map.iter_rules()]
 
 
@@ -321,7 +349,7 @@ def test_proxies_let_the_api_through_and_nothing_else(paths: list[str]) -> None:
 
 def test_units_start_roles_on_ports_that_are_scraped() -> None:
     """Each unit runs a command of `relay`; publisher and workers have the ports of the shipped prometheus.yml."""
-    commands, ports = set(), set()
+    commands, ports, binds = set(), set(), set()
     target = (DEPLOY / "systemd" / "relay.target").read_text("utf-8")
     for unit in UNITS:
         text = unit.read_text("utf-8")
@@ -331,6 +359,8 @@ def test_units_start_roles_on_ports_that_are_scraped() -> None:
         assert instances, unit.name
         for port in re.findall(r"^Environment=RELAY_METRICS_BIND=127\.0\.0\.1:(\S+)$", text, re.MULTILINE):
             ports |= {f"127.0.0.1:{port.replace('%i', instance)}" for instance in instances}
+        for port in re.findall(r"^Environment=RELAY_BIND=127\.0\.0\.1:(\S+)$", text, re.MULTILINE):
+            binds |= {f"127.0.0.1:{port.replace('%i', instance)}" for instance in instances}
         assert "KillMode=mixed" in text or command == "migrate"
     scraped = {
         target
@@ -341,6 +371,10 @@ def test_units_start_roles_on_ports_that_are_scraped() -> None:
     assert commands == {"api", "publisher", "worker", "beat", "flower", "migrate"}
     assert commands <= set(main.commands)
     assert ports == scraped
+    # Two, so that one takes events while the other is replaced; the proxy has both.
+    proxied = re.findall(r"^    server (\S+) ", (DEPLOY / "nginx" / "relay.conf").read_text("utf-8"), re.MULTILINE)
+    assert len(binds) == 2
+    assert binds == set(proxied)
 
 
 def probe(port: int, *arguments: str) -> tuple[int, str]:
@@ -399,3 +433,48 @@ def test_health_check_reads_a_workers_own_health() -> None:
         server.stop()
 
     assert (code, "relay-engine" in said) == (1, True)
+
+
+def test_a_role_that_waits_for_its_database_still_ends() -> None:
+    """SIGTERM ends a publisher or worker whose database is away: by a handler, as a container's first process needs one."""
+    given = {
+        "DATABASE_URL": "postgresql://nobody:none@127.0.0.1:1/none",
+        "RELAY_BROKER_URL": "redis://127.0.0.1:1/0",
+        "RELAY_METRICS_BIND": "127.0.0.1:0",
+        "RELAY_LOG_FORMAT": "json",
+        "PATH": os.environ["PATH"],
+    }
+    started = [
+        subprocess.Popen([sys.executable, "-m", "relay.cli.main", role], stderr=subprocess.PIPE, text=True, env=given)
+        for role in ("publisher", "worker")
+    ]
+    try:
+        for process in started:
+            assert process.stderr is not None
+            assert any("does not answer yet" in line for line in process.stderr)
+            process.send_signal(signal.SIGTERM)
+        assert [process.wait(timeout=60) for process in started] == [0, 0]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def test_the_page_on_deploying_leads_to_what_is_there() -> None:
+    """Files, chart values and sections that docs/deployment.md and deploy/README.md name exist."""
+    page = (ROOT / "docs" / "deployment.md").read_text("utf-8")
+    values = parsed(CHART / "values.yaml")
+
+    for text in (page, (DEPLOY / "README.md").read_text("utf-8")):
+        for named in re.findall(r"deploy/[\w./@-]*\w", text):
+            assert (ROOT / named).exists(), named
+        for link, fragment in re.findall(r"\]\((?:\.\./docs/)?(\w+\.md)?(?:#([\w-]+))?\)", text):
+            linked = (ROOT / "docs" / (link or "deployment.md")).read_text("utf-8")
+            heads = re.findall(r"^#+ (.+)$", linked, re.MULTILINE)
+            anchors = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+            assert not fragment or fragment in anchors, (link, fragment)
+    for role, key in re.findall(r"`(api|worker|publisher|flower|migrate|metrics|image)\.([\w.]+)", page):
+        found = values[role]
+        for part in key.split("."):
+            found = found[part]
+    assert f"`migrate.activeDeadlineSecs` ({values['migrate']['activeDeadlineSecs']})" in page

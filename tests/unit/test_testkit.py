@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gzip
 import http.client
@@ -142,6 +143,34 @@ def test_bad_signatures_are_refused_with_a_reason(change: dict[str, Any], reason
     headers = [("Relay-Timestamp", timestamp)] if timestamp else []
     headers += [("Relay-Signature", signature)] * (1 + bool(change.get("twice"))) if signature else []
     assert verify(headers, b"body", "whsec_x", now=change.get("now", 1000)).reason == reason
+
+
+@pytest.mark.parametrize("vector", [one for one in VECTORS if one["scheme"] == "standard-ed25519"])
+def test_known_public_key_signatures_verify(vector: dict[str, Any]) -> None:
+    """The known answers of `v1a` are accepted with the key or with a JWK Set that has it, and not with a bit changed; a
+    public key is never an HMAC's secret, and a secret's holder is told what is needed (B-91)."""
+    body = bytes.fromhex(vector["body_hex"])
+    at = vector["timestamp"]
+    headers = [
+        ("webhook-id", vector["id"]),
+        ("webhook-timestamp", str(at)),
+        ("webhook-signature", f"v1,AAAA {vector['signature']}"),
+    ]
+    raw = base64.b64decode(vector["public_key"].removeprefix("whpk_"))
+    other = base64.urlsafe_b64encode(bytes(32)).rstrip(b"=").decode()
+    own = base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+    keys = json.dumps({"keys": [{"kty": "OKP", "crv": "Ed25519", "x": x} for x in (other, own)]})
+    for key in (vector["public_key"], keys):
+        verdict = verify(headers, body, key, now=at + 299)
+        assert (verdict.valid, verdict.scheme) == (True, "standard-ed25519")
+        assert verify(headers, body + b" ", key, now=at).reason == "no signature matches"
+        assert verify(headers, body, key, now=at + 301).reason == "the timestamp is too old"
+    for key in ("whpk_AAAA", "whpk_é", "{", '{"keys": []}', '{"keys": 1}', '["x"]'[1:], "{}"):
+        assert not verify(headers, body, key, now=at).valid
+    forged = [("relay-timestamp", str(at)), ("relay-signature", sign_relay(vector["public_key"], at, body))]
+    assert not verify(forged, body, vector["public_key"], now=at).valid
+    alone = [*headers[:2], ("webhook-signature", vector["signature"])]
+    assert "public key" in verify(alone, body, SECRET, now=at).reason
 
 
 def test_one_of_two_signatures_is_enough() -> None:

@@ -45,6 +45,18 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         answers={200: Answer(says="It is called off.", shape=answers.DeliverySummary)},
         problems={404: ("unknown_delivery",), 409: _NOT_CANCELED},
     ),
+    "replays.list_replays": Operation(
+        tag=_DELIVERIES,
+        parameters=(
+            parameters.ENDPOINT_ID,
+            parameters.REPLAY_STATE,
+            parameters.SINCE,
+            parameters.UNTIL,
+            *parameters.PAGING,
+        ),
+        answers={200: Answer(says="A page of them.", shape=Page(of=answers.Replay))},
+        problems={404: ("unknown_endpoint",)},
+    ),
     "replays.get_replay": Operation(
         tag=_DELIVERIES,
         answers={200: Answer(says="The replay.", shape=answers.Replay)},

@@ -60,8 +60,9 @@ def build(app: Flask, gate: Gate) -> dict[str, Any]:
     problems: dict[str, Any] = {}
     for name, operation in OPERATIONS.items():
         rule, view = rules[name], app.view_functions[name]
-        call = _Call(rule, operation, gate.scopes_of(view), inspect.getdoc(view) or "", schemas)
-        codes = refusals.codes_of(operation, gate.scopes_of(view), named=bool(rule.arguments))
+        scopes, needs_workspace = gate.scopes_of(view), gate.needs_workspace(view)
+        call = _Call(rule, operation, scopes, inspect.getdoc(view) or "", schemas)
+        codes = refusals.codes_of(operation, scopes, named=bool(rule.arguments), needs_workspace=needs_workspace)
         problems |= {refusals.name_of(*one): refusals.response(*one) for one in codes.items()}
         paths.setdefault(call.path, {})[call.method] = call.described(codes)
     return {

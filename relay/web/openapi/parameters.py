@@ -8,6 +8,7 @@ from relay.core import backoff
 from relay.core.fingerprint import MAX_KEY_LENGTH
 from relay.core.model import DeadReason, Status
 from relay.core.seconds import MAX_EXPIRES_IN
+from relay.store import replays
 from relay.web.job_request import MAX_DELAY, MAX_TIMEOUT_MS, MIN_TIMEOUT_MS
 from relay.web.openapi.formats import EVENT_TYPE, GIVEN_TIME, ID, choice
 from relay.web.openapi.operation import Parameter
@@ -43,6 +44,7 @@ EVENT_TYPE_FILTER: Final = _query("event_type", EVENT_TYPE, "This type, exactly.
 TYPE_FILTER: Final = _query("type", EVENT_TYPE, "This type, exactly.")
 STATUS: Final = _query("status", choice(one.label for one in Status), "In this status.")
 REASON: Final = _query("reason", choice(DeadReason), "Dead for this reason.")
+REPLAY_STATE: Final = _query("state", choice(replays.STATES), "In this state.")
 ENDPOINT_ID: Final = _query("endpoint_id", ID, "Of this endpoint.")
 DELIVERY_FILTERS: Final = (STATUS, EVENT_TYPE_FILTER, REASON, SINCE, UNTIL)
 READY_FOR: Final = _query("for", choice(["ingest"]), "Whether events are taken: that needs the database alone.")

@@ -72,17 +72,20 @@ _OF_BODIES: Final[Mapping[int, tuple[str, ...]]] = {
 }
 
 
-def codes_of(operation: Operation, scopes: tuple[Scope, ...] | None, *, named: bool) -> dict[int, list[str]]:
+def codes_of(
+    operation: Operation, scopes: tuple[Scope, ...] | None, *, named: bool, needs_workspace: bool
+) -> dict[int, list[str]]:
     """Return the codes that a call can be refused with, by status.
 
-    `scopes` as `Gate.scopes_of` has them; `named` where the path has a name or id in it.
+    `scopes` as `Gate.scopes_of` has them; `named` where the path has a name or id in it; `needs_workspace` as the gate
+    has that, too.
     """
     found: dict[int, set[str]] = {}
     sources: list[Mapping[int, tuple[str, ...]]] = [_ALWAYS, operation.problems]
     if scopes:
         sources.append(
             {
-                400: ("workspace_required",),
+                400: ("workspace_required",) if needs_workspace else (),
                 401: ("unauthorized",),
                 403: ("missing_scope", "other_workspace"),
                 404: ("unknown_workspace",),

@@ -1,0 +1,1 @@
+"""The composition root: settings in, wired parts out. Nothing else builds an engine, a client or a sender."""
