@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from relay.core.errors import Unavailable
 from relay.loadtest import drain
 from relay.loadtest.scenario import Options
 
@@ -67,12 +68,18 @@ def sweep(*, count: int, rounds: int, only: Sequence[str]) -> None:
     for turn in range(rounds):
         for place, trial in enumerate(trials):
             click.echo(f"round {turn + 1} of {rounds}: {trial.what} {trial.value}", err=True)
-            report = drain.run(_options(trial, count))
-            best[place] = max(best.get(place, report), report, key=lambda one: (one.ok, one.rate_per_second or 0.0))
+            try:
+                report = drain.run(_options(trial, count))
+            except Unavailable as error:
+                # What the other values came to is not thrown away for it.
+                click.echo(f"left out: {error}", err=True)
+                continue
             if not report.ok:
                 click.echo(f"{report.lost} lost, {report.duplicates} came again", err=True)
                 sys.exit(1)
-    click.echo(table(trials, [best[place] for place in range(len(trials))]))
+            best[place] = max(best.get(place, report), report, key=lambda one: one.rate_per_second or 0.0)
+            click.echo(line(trial, report), err=True)
+    click.echo(table([trials[place] for place in sorted(best)], [best[place] for place in sorted(best)]))
 
 
 def table(trials: Sequence[Trial], reports: Sequence[Report]) -> str:
@@ -81,21 +88,24 @@ def table(trials: Sequence[Trial], reports: Sequence[Report]) -> str:
         "| what | value | deliveries/s | worker's CPU, µs | all CPU, µs | statements | memory, MiB | loop, ms | others, % CPU |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for trial, report in zip(trials, reports, strict=True):
-        cpu = report.cpu_us_per_delivery
-        columns = [
-            trial.what,
-            trial.value,
-            f"{report.rate_per_second or 0:,.0f}",
-            f"{cpu.get('worker', 0):.0f}",
-            f"{sum(cpu.values()):.0f}",
-            f"{report.sql_per_delivery}",
-            f"{report.worker_rss_mb or 0:.0f}",
-            " to ".join(f"{ms:.0f}" for ms in _loops(report)),
-            str(report.settings.get("others_cpu_percent", "")),
-        ]
-        lines.append(f"| {' | '.join(columns)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(line(trial, report) for trial, report in zip(trials, reports, strict=True))])
+
+
+def line(trial: Trial, report: Report) -> str:
+    """Return a trial's line of the table."""
+    cpu = report.cpu_us_per_delivery
+    columns = [
+        trial.what,
+        trial.value,
+        f"{report.rate_per_second or 0:,.0f}",
+        f"{cpu.get('worker', 0):.0f}",
+        f"{sum(cpu.values()):.0f}",
+        f"{report.sql_per_delivery}",
+        f"{report.worker_rss_mb or 0:.0f}",
+        " to ".join(f"{ms:.0f}" for ms in _loops(report)),
+        str(report.settings.get("others_cpu_percent", "")),
+    ]
+    return f"| {' | '.join(columns)} |"
 
 
 def _options(trial: Trial, count: int) -> Options:

@@ -5,6 +5,7 @@ What only the tools themselves can judge (templates rendered, units loaded, imag
 
 from __future__ import annotations
 
+import configparser
 import http.server
 import json
 import os
@@ -235,6 +236,11 @@ def test_images_run_commands_that_exist() -> None:
     sources = re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE)
     for source in " ".join(sources).split():
         assert (ROOT / source).exists(), source
+    # What is not named as a package stays out of the wheel, and so out of the images.
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg", "utf-8")
+    packages = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "relay").rglob("__init__.py")}
+    assert packages | {"relay.alembic"} == set(setup["options"]["packages"].split())
 
 
 def test_images_and_versions_are_pinned() -> None:
