@@ -12,14 +12,19 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from uuid import UUID
 
-#: Seconds a deferral for want of a slot lasts while few of its endpoint wait, and once many do.
+#: Seconds a deferral for want of a slot lasts at the least, and at the most: where an endpoint hangs, a waiting row costs
+#: the database a write a minute.
 SHORT_WAIT_SECS = 0.25
 LONG_WAIT_SECS = 60.0
-#: Waiting rows for each slot at which the long wait is reached.
-MANY_PER_SLOT = 20
+#: Those that wait come back by so much sooner than their turn should be: better that a few wait again than that slots
+#: stand idle.
+HASTE = 1.5
+#: Seconds over which it is counted how many sends of an endpoint end, and after which that count is out of date.
+COUNT_SECS = 1.0
+STALE_SECS = 4.0
 
 
 class Room:
@@ -76,14 +81,15 @@ class Room:
 class Slots:
     """The caps by endpoint and by workspace, for one process."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Take the global cap `room`: where there are several workspaces, none takes more than half of it."""
+        self._clock = clock
         self._workspace_cap = max(1, room // 2)
         self._lock = threading.Lock()
         # By the ids' numbers: a UUID's own hash and comparison are Python, and this runs for every send.
         self._by_endpoint: dict[int, int] = {}
         self._by_workspace: dict[int, int] = {}
-        self._waiting: dict[UUID, _Waiting] = {}
+        self._waiting: dict[int, _Waiting] = {}
         #: Whether this installation has more than one workspace; kept up to date by the process's heartbeat.
         self.several_workspaces = False
 
@@ -109,24 +115,33 @@ class Slots:
                 _count_down(self._by_workspace, workspace_id.int, count)
 
     def give_back_all(self, taken: Sequence[tuple[UUID, UUID]]) -> None:
-        """Return slots, (endpoint, workspace) each. Raises AssertionError where one is not taken."""
+        """Return slots of sends that ended, (endpoint, workspace) each. Raises AssertionError where one is not taken."""
         with self._lock:
             for endpoint_id, workspace_id in taken:
                 _count_down(self._by_endpoint, endpoint_id.int, 1)
                 _count_down(self._by_workspace, workspace_id.int, 1)
+                if self._waiting and (waiting := self._waiting.get(endpoint_id.int)) is not None:
+                    waiting.ended += 1
 
     def wait_secs(self, endpoint_id: UUID, *, limit: int, random: float) -> float:
         """Return how long a delivery without a slot waits, and count it among the waiting ones until then.
 
-        Short while few wait, a minute once many do, so that a backlog behind a slow endpoint costs the database a
-        write a row and minute, however long it is. `random` in [0, 1) spreads the returns.
+        About until its turn: as long as the endpoint's sends of late need for all that wait already. So a backlog behind
+        a fast endpoint comes back within seconds, and one behind an endpoint that hangs costs the database a write a row
+        and minute, however long it is. `random` in [0, 1) spreads the returns.
         """
         with self._lock:
-            waiting = self._waiting.setdefault(endpoint_id, _Waiting())
-            now = time.monotonic()
-            share = min(1.0, waiting.count(now) / (MANY_PER_SLOT * limit))
-            # Squared, so that a few that wait come back before the slots stand idle.
-            wait = SHORT_WAIT_SECS + share * share * (LONG_WAIT_SECS - SHORT_WAIT_SECS)
+            now = self._clock()
+            waiting = self._waiting.get(endpoint_id.int)
+            if waiting is None:
+                waiting = self._waiting[endpoint_id.int] = _Waiting(now)
+            per_sec = waiting.ended_per_sec(now)
+            if per_sec is None:
+                # Not known yet: as if each slot came free in the time of the shortest wait.
+                per_sec = limit / SHORT_WAIT_SECS
+            longest = LONG_WAIT_SECS * HASTE * per_sec
+            count = waiting.count(now)
+            wait = LONG_WAIT_SECS if count >= longest else max(SHORT_WAIT_SECS, count / (HASTE * per_sec))
             # Lengthened only: at the long wait a row comes back no sooner than a minute.
             wait *= 1.0 + random / 2
             waiting.add(now, wait)
@@ -140,19 +155,35 @@ class Slots:
     def forget_idle(self) -> None:
         """Drop the waiting counts of endpoints for which nobody waits any more."""
         with self._lock:
-            now = time.monotonic()
+            now = self._clock()
             for endpoint_id in [key for key, waiting in self._waiting.items() if waiting.count(now) == 0]:
                 del self._waiting[endpoint_id]
 
 
 class _Waiting:
-    """How many deferrals of one endpoint have not come back yet, to the second: a count by the second they end in."""
+    """What is known of one endpoint for which deliveries wait.
 
-    __slots__ = ("_ends", "_total")
+    How many deferrals have not come back yet, to the second: a count by the second they end in. And how many sends end.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_ends", "_per_sec", "_since", "_total", "ended")
+
+    def __init__(self, now: float) -> None:
         self._ends: dict[int, int] = {}
         self._total = 0
+        #: Sends that have ended since `_since`.
+        self.ended = 0
+        self._since = now
+        self._per_sec: float | None = None
+
+    def ended_per_sec(self, now: float) -> float | None:
+        """Return how many sends ended in a second of late; None where too little time has passed to say, or too much."""
+        took = now - self._since
+        if took >= COUNT_SECS:
+            # A count over a long time is one over a time in which nobody waited, and says nothing.
+            self._per_sec = self.ended / took if took < STALE_SECS else None
+            self.ended, self._since = 0, now
+        return self._per_sec
 
     def add(self, now: float, wait: float) -> None:
         end = int(now + wait) + 1

@@ -77,6 +77,15 @@ def run(plan: Plan) -> Outcome:
         epoll.register(line.socket.fileno(), select.EPOLLIN)
         return line
 
+    def replace(line: _Line) -> None:
+        # Closed at the other end: while it was used, which was counted, or while it lay idle, as servers may do.
+        epoll.unregister(line.socket.fileno())
+        del lines[line.socket.fileno()]
+        line.socket.close()
+        if line in idle:
+            idle.remove(line)
+        idle.append(open_line())
+
     idle = [open_line() for _ in range(plan.connections)]
     began = time.monotonic()
     ends = began + plan.seconds
@@ -87,9 +96,13 @@ def run(plan: Plan) -> Outcome:
         while idle and due <= now and due < ends and (gap or now < ends):
             line = idle.pop()
             line.due = due if gap else now
-            # A request of a few hundred bytes fits into the buffer of a connection whose last answer came.
-            line.socket.sendall(plan.request)
             due += gap
+            try:
+                # A request of a few hundred bytes fits into the buffer of a connection whose last answer came.
+                line.socket.sendall(plan.request)
+            except OSError:
+                outcome.broken += 1
+                replace(line)
         busy = len(lines) - len(idle)
         over = now >= ends and (not gap or due >= ends)
         if (over and not busy) or now > ends + _LINGER_SECS:
@@ -101,11 +114,7 @@ def run(plan: Plan) -> Outcome:
             if _read(line, outcome):
                 idle.append(line)
             elif line.due is None:
-                # Broken, and counted: another in its place.
-                epoll.unregister(descriptor)
-                del lines[descriptor]
-                line.socket.close()
-                idle.append(open_line())
+                replace(line)
     outcome.seconds = time.monotonic() - began
     for line in lines.values():
         line.socket.close()

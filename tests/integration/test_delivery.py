@@ -517,16 +517,35 @@ def test_alone_a_workspace_has_the_whole_process(start_worker: StartWorker, rows
     assert receiver.max_concurrent("/slow") == 8
 
 
-def test_waiting_for_a_slot_is_short_for_few_and_long_for_many() -> None:
-    """A deferral for want of a slot lasts a fraction of a second at first and a minute behind a long queue (B-70, B-72)."""
-    slots = permits.Slots(512)
-    endpoint = uuid4()
-    waits = [slots.wait_secs(endpoint, limit=2, random=0.0) for _ in range(200)]
-    assert waits[0] == permits.SHORT_WAIT_SECS
+def test_waiting_for_a_slot_lasts_until_the_turn_and_a_minute_at_most() -> None:
+    """A deferral for want of a slot is as long as the endpoint's sends of late need for those that wait (B-70, B-72)."""
+    now = 100.0
+    slots = permits.Slots(512, clock=lambda: now)
+    hanging, fast, workspace = uuid4(), uuid4(), uuid4()
+
+    def wait(endpoint: UUID, random: float = 0.0) -> float:
+        return slots.wait_secs(endpoint, limit=2, random=random)
+
+    # Nothing is known yet: short for few, and longer for those behind them.
+    first = [wait(hanging) for _ in range(100)]
+    assert first[0] == permits.SHORT_WAIT_SECS
+    assert first == sorted(first)
+    assert permits.SHORT_WAIT_SECS < first[-1] < permits.LONG_WAIT_SECS
+    wait(fast)
+    # A second on no send of the one has ended, and 500 of the other.
+    now = 101.0
+    for _ in range(500):
+        assert slots.take(fast, workspace, limit=2, want=1) == 1
+        slots.give_back_all([(fast, workspace)])
+    assert wait(hanging) == permits.LONG_WAIT_SECS
+    assert wait(hanging, 0.99) > permits.LONG_WAIT_SECS
+    waits = [wait(fast) for _ in range(3000)]
     assert waits == sorted(waits)
-    assert waits[-1] == permits.LONG_WAIT_SECS
-    assert slots.wait_secs(endpoint, limit=2, random=0.99) > permits.LONG_WAIT_SECS
-    assert slots.wait_secs(uuid4(), limit=2, random=0.0) == permits.SHORT_WAIT_SECS
+    assert waits[-1] == pytest.approx(3000 / (permits.HASTE * 500), rel=0.01)
+    # After a pause what was seen before it says nothing.
+    now = 300.0
+    assert wait(hanging) == wait(fast) == permits.SHORT_WAIT_SECS
+    assert slots.in_use() == 0
 
 
 def test_permits_that_come_back_twice_are_noticed() -> None:
