@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import uuid
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from relay.client.answers import Enqueued, Rotated, Sent
@@ -11,11 +14,11 @@ from relay.client.endpoints import Endpoints
 from relay.client.errors import UnexpectedAnswer
 from relay.client.history import Deliveries, Events, Jobs, Replays
 from relay.client.reading import read
-from relay.client.transport import DEFAULT_RETRIES, DEFAULT_TIMEOUT_SECS, Transport, dump, object_of
-from relay.core.errors import ConfigurationError
+from relay.client.transport import DEFAULT_RETRIES, DEFAULT_TIMEOUT_SECS, Transport, dump, encode, object_of
+from relay.core.errors import ConfigurationError, InvalidInput
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator
     from types import TracebackType
 
     import requests
@@ -30,7 +33,7 @@ class Relay:
     context manager, which closes it.
 
     Every call raises `ApiError` where Relay refuses (its subclasses say what to do), `Unreachable` where nothing
-    answers, `UnexpectedAnswer` where what answers is not Relay.
+    answers, `UnexpectedAnswer` where what answers is not Relay, `InvalidInput` for what cannot be sent.
     """
 
     def __init__(
@@ -98,15 +101,12 @@ class Relay:
             "Idempotency-Key": key,
             **_seconds("Relay-Expires-In", expires_in),
         }
-        answer = self._transport.send(
-            "POST",
-            "/v1/events",
-            body=_body(payload, content_type),
-            headers=headers,
-            repeatable=True,
-            idempotency_key=key,
-        )
-        return read(Sent, {**object_of(answer), "idempotency_key": key, "replayed": _is_replayed(answer)})
+        body = _body(payload, content_type)
+        with _told(key):
+            answer = self._transport.send(
+                "POST", "/v1/events", body=body, headers=headers, repeatable=True, idempotency_key=key
+            )
+            return read(Sent, {**object_of(answer), "idempotency_key": key, "replayed": _is_replayed(answer)})
 
     def send_batch(self, events: Iterable[Mapping[str, Any]]) -> list[Sent]:
         """Send up to 1,000 events: all are stored, or none is. Answered in their order.
@@ -114,10 +114,15 @@ class Relay:
         Each is `{"type": …, "payload": …}`, and may have `idempotency_key` and `expires_in`. One without a key is
         given one. Payloads are any JSON values.
         """
-        given = [{**event, "idempotency_key": event.get("idempotency_key") or str(uuid.uuid4())} for event in events]
+        taken = list(events)
+        for place, one in enumerate(taken):
+            if not isinstance(one, Mapping):
+                raise InvalidInput(f"[{place}]: this is {type(one).__name__}: give a mapping", field=f"[{place}]")
+        given = [{**event, "idempotency_key": event.get("idempotency_key") or str(uuid.uuid4())} for event in taken]
         answer = self._transport.call("POST", "/v1/events/batch", given, repeatable=True)
         made, replayed = answer.get("events"), answer.get("replayed", [])
-        if not isinstance(made, list) or len(made) != len(given) or not isinstance(replayed, list):
+        made = [one for one in made if isinstance(one, dict)] if isinstance(made, list) else []
+        if len(made) != len(given) or not isinstance(replayed, list):
             raise UnexpectedAnswer("the answer does not have the events that were sent: is this Relay's API?")
         return [
             read(Sent, {**one, "idempotency_key": event["idempotency_key"], "replayed": place in replayed})
@@ -129,7 +134,7 @@ class Relay:
         url: str,
         body: object = b"",
         *,
-        headers: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | Iterable[tuple[str, str]] | None = None,
         content_type: str | None = None,
         signing: str | None = None,
         max_attempts: int | None = None,
@@ -140,12 +145,12 @@ class Relay:
     ) -> Enqueued:
         """Have one POST made to any URL, by a job that needs no endpoint. `relay.jobs` tells what became of it.
 
-        `body` as the payload of `send`; bytes have no Content-Type but the one given. `headers` go out with it,
-        `signing` is `relay` or `standard`. `delay` and `expires_in` are seconds.
+        `body` as the payload of `send`; bytes have no Content-Type but the one given. `headers` go out with it: a
+        mapping, or pairs where a name comes more than once. `signing` is `relay` or `standard`. `delay` and
+        `expires_in` are seconds.
         """
         key = idempotency_key or str(uuid.uuid4())
         kind = content_type or ("" if isinstance(body, bytes) else _JSON)
-        own = {f"Relay-Header-{name}": value for name, value in (headers or {}).items()}
         options = {
             "Relay-Url": url,
             "Relay-Sign": signing,
@@ -156,15 +161,18 @@ class Relay:
             "Idempotency-Key": key,
             "Content-Type": kind or None,
         }
-        answer = self._transport.send(
-            "POST",
-            "/enqueue",
-            body=_body(body, content_type),
-            headers={**own, **{name: value for name, value in options.items() if value is not None}},
-            repeatable=True,
-            idempotency_key=key,
-        )
-        return read(Enqueued, {**object_of(answer), "idempotency_key": key, "replayed": _is_replayed(answer)})
+        sent = _body(body, content_type)
+        with _told(key):
+            answer = self._transport.send(
+                "POST",
+                "/enqueue",
+                body=sent,
+                headers={name: value for name, value in options.items() if value is not None},
+                lines=_lines(headers),
+                repeatable=True,
+                idempotency_key=key,
+            )
+            return read(Enqueued, {**object_of(answer), "idempotency_key": key, "replayed": _is_replayed(answer)})
 
     def rotate_job_secret(self, *, secret: str | None = None) -> Rotated:
         """Make or replace the secret that signs jobs. The one before signs too until it expires."""
@@ -176,13 +184,36 @@ def _body(payload: object, content_type: str | None) -> bytes:
     if isinstance(payload, bytes | bytearray | memoryview):
         return bytes(payload)
     if isinstance(payload, str) and content_type is not None:
-        return payload.encode()
+        return encode(payload)
     return dump(payload)
 
 
-def _seconds(name: str, value: float | None) -> dict[str, str]:
+def _lines(headers: Mapping[str, str] | Iterable[tuple[str, str]] | None) -> list[tuple[str, str]]:
+    """A job's own headers as the API takes them, line by line."""
+    try:
+        pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
+        return [(f"Relay-Header-{name}", value) for name, value in pairs]
+    except (TypeError, ValueError):
+        raise InvalidInput("headers: give a mapping, or pairs of a name and a value", field="headers") from None
+
+
+@contextlib.contextmanager
+def _told(key: str) -> Iterator[None]:
+    """Have whatever does not answer as Relay does say which key the request had."""
+    try:
+        yield
+    except UnexpectedAnswer as error:
+        error.idempotency_key = key
+        raise
+
+
+def _seconds(name: str, value: object) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidInput(f"{name}: {value!r} is no number of seconds: give one such as 1.5", field=name)
     # To the microsecond, and never as 1e-05.
-    return {} if value is None else {name: f"{value:.6f}".rstrip("0").rstrip(".")}
+    return {name: f"{value:.6f}".rstrip("0").rstrip(".")}
 
 
 def _is_replayed(answer: requests.Response) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from relay.client.answers import Endpoint, Replay, Rotated, Tested
@@ -9,9 +10,10 @@ from relay.client.errors import NotFound
 from relay.client.pages import time_text, walk
 from relay.client.reading import read
 from relay.client.transport import path
+from relay.core.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from datetime import datetime
 
     from relay.client.transport import Transport
@@ -44,24 +46,25 @@ class Endpoints:
     ) -> Endpoint:
         """Make an endpoint; what is None is left to Relay. Its `secret` is in this answer and in none after it.
 
-        Not repeated by itself where the answer is lost: look with `list` then.
+        Not repeated by itself where the answer is lost: look with `list` then. Raises InvalidInput for what cannot be
+        sent.
         """
         given = {
             "description": description,
             "secret": secret,
             "signing": signing,
-            "headers": None if headers is None else dict(headers),
+            "headers": _mapping("headers", headers),
             "rate_per_second": rate_per_second,
             "burst": burst,
             "max_in_flight": max_in_flight,
             "timeout_ms": timeout_ms,
-            "retry": None if retry is None else dict(retry),
-            "metadata": None if metadata is None else dict(metadata),
-            "client_certificate": None if client_certificate is None else dict(client_certificate),
+            "retry": _mapping("retry", retry),
+            "metadata": _mapping("metadata", metadata),
+            "client_certificate": _mapping("client_certificate", client_certificate),
             "transport": transport,
         }
         fields = {name: value for name, value in given.items() if value is not None}
-        body = {"url": url, "event_types": list(event_types), "enabled": enabled, **fields}
+        body = {"url": url, "event_types": _listed("event_types", event_types), "enabled": enabled, **fields}
         return read(Endpoint, self._transport.call("POST", "/v1/endpoints", body))
 
     def get(self, endpoint_id: str) -> Endpoint:
@@ -143,3 +146,16 @@ class Endpoints:
     def _act(self, endpoint_id: str, verb: str) -> dict[str, Any]:
         # Doing it twice is doing it once.
         return self._transport.call("POST", path("v1", "endpoints", endpoint_id, verb), repeatable=True)
+
+
+def _mapping(name: str, value: object) -> dict[str, Any] | None:
+    if value is not None and not isinstance(value, Mapping):
+        raise InvalidInput(f"{name}: this is {type(value).__name__}: give a mapping of names to values", field=name)
+    return None if value is None else dict(value)
+
+
+def _listed(name: str, value: object) -> list[Any]:
+    # A single text would come apart into its letters.
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise InvalidInput(f"{name}: this is {type(value).__name__}: give a list", field=name)
+    return list(value)

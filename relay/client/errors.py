@@ -84,20 +84,35 @@ class ServerFault(ApiError):
     """5xx: the fault is on Relay's side; ask again later, with the same idempotency key where it had one."""
 
 
-class Unreachable(RelayError):
-    """No answer came. Whether the request was carried out is not known, unless nothing could be connected to.
+class _Unsure(RelayError):
+    """No answer that can be relied on: the key says what to send the request again under."""
 
-    Send it again with the same `idempotency_key` where the request had one: then it counts once.
-    """
-
-    def __init__(self, message: str, *, request_id: str | None = None, idempotency_key: str | None = None) -> None:
+    def __init__(
+        self, message: str | None = None, *, request_id: str | None = None, idempotency_key: str | None = None
+    ) -> None:
         super().__init__(message)
         self.request_id = request_id
         self.idempotency_key = idempotency_key
 
+    def __str__(self) -> str:
+        """Say the key, too: where the client made it, nobody else knows it."""
+        said = super().__str__()
+        return said if self.idempotency_key is None else f"{said} (idempotency key: {self.idempotency_key})"
 
-class UnexpectedAnswer(RelayError):
-    """What answered is not Relay's API, or of a release that this client does not know: check the URL."""
+
+class Unreachable(_Unsure):
+    """No answer came, or not all of one. Whether the request was carried out is not known, unless nothing could be
+    connected to.
+
+    Send it again with the same `idempotency_key` where the request had one: then it counts once.
+    """
+
+
+class UnexpectedAnswer(_Unsure):
+    """What answered is not Relay's API, or of a release that this client does not know: check the URL.
+
+    `idempotency_key` is the one that the request had.
+    """
 
 
 class WaitedTooLong(RelayError):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from relay.client.errors import UnexpectedAnswer
 from relay.client.reading import read
+from relay.core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -49,9 +50,17 @@ def walk(
 
 
 def time_text(value: datetime | str | None) -> str | None:
-    """Write a filter's time: an aware datetime, or text that is RFC 3339 already. ValueError for one without offset."""
+    """Write a filter's time: an aware datetime, or text that is RFC 3339 already.
+
+    Raises InvalidInput for a time without offset, and for what is neither.
+    """
     if isinstance(value, datetime):
-        if value.tzinfo is None:
-            raise ValueError("the time has no offset: give an aware datetime, such as datetime.now(UTC)")
+        if value.utcoffset() is None:
+            raise InvalidInput(
+                "the time has no offset: give an aware datetime, such as datetime.now(UTC)", code="invalid_time"
+            )
         return value.isoformat()
+    if value is not None and not isinstance(value, str):
+        kind = type(value).__name__
+        raise InvalidInput(f"a time is not {kind}: give an aware datetime, or RFC 3339 as a str", code="invalid_time")
     return value

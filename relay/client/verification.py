@@ -71,9 +71,7 @@ def verify(
             "Django's request.body or FastAPI's await request.body()"
         )
     raw = bytes(body)
-    keys = [secrets] if isinstance(secrets, str | Mapping) else list(secrets)
-    if not keys:
-        raise ConfigurationError("there is no secret to verify with: give the one that the endpoint was made with")
+    keys = _keys(secrets)
     given = _lowered(headers)
     kind = _scheme(given, keys, scheme)
     material = [key for one in keys for key in _material(kind, one)]
@@ -104,6 +102,23 @@ def verify(
     )
 
 
+def _keys(secrets: object) -> list[str | Mapping[str, Any]]:
+    """Take one key or several; ConfigurationError where there is none, or one of a type that no key has."""
+    several = isinstance(secrets, Iterable) and not isinstance(secrets, str | bytes | Mapping)
+    keys: list[str | Mapping[str, Any]] = []
+    for key in secrets if several else (secrets,):  # type: ignore[attr-defined]  # several are iterable
+        if not isinstance(key, str | Mapping):
+            kind = type(key).__name__
+            raise ConfigurationError(f"a secret is not {kind}: give it as a str, or a JWK Set as it was decoded")
+        if isinstance(key, str) and key.strip().startswith(("{", "[", "-----BEGIN")):
+            # Public, so that anybody could sign with its text.
+            raise ConfigurationError("this is no secret but the text of a key: decode the JWK Set and give that")
+        keys.append(key)
+    if not keys:
+        raise ConfigurationError("there is no secret to verify with: give the one that the endpoint was made with")
+    return keys
+
+
 def _lowered(headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> dict[str, str]:
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     found: dict[str, str] = {}
@@ -118,7 +133,7 @@ def _lowered(headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> dict[str
 
 def _scheme(given: Mapping[str, str], keys: Sequence[object], wanted: str | None) -> Signing:
     """Choose the scheme: the keys say whether it is a public key's, the headers which of the others."""
-    public = [isinstance(key, Mapping) or str(key).startswith(PUBLIC_PREFIX) for key in keys]
+    public = [isinstance(key, Mapping) or str(key).strip().startswith(PUBLIC_PREFIX) for key in keys]
     if any(public) and not all(public):
         raise ConfigurationError("some of the secrets are public keys and some are not: give one kind")
     if wanted is not None:
@@ -142,27 +157,46 @@ def _scheme(given: Mapping[str, str], keys: Sequence[object], wanted: str | None
 def _material(scheme: Signing, key: str | Mapping[str, Any]) -> list[bytes]:
     """Turn what a receiver was given into what the scheme verifies with."""
     if isinstance(key, Mapping):
-        found = [_public(one.get("x", "")) for one in key.get("keys", ()) if one.get("crv") == "Ed25519"]
-        if not found:
-            raise ConfigurationError(
-                'the JWK Set has no Ed25519 key: give {"keys": […]} as the endpoint\'s address has it'
-            )
-        return found
-    if key.startswith(PRIVATE_PREFIX):
+        return _public_set(key)
+    text = key.strip()
+    if text.startswith(PRIVATE_PREFIX):
         raise ConfigurationError(
             f"{PRIVATE_PREFIX}… is the private key, which stays with Relay: verify with the endpoint's JWK Set"
         )
-    if key.startswith(PUBLIC_PREFIX):
-        return [_public(key.removeprefix(PUBLIC_PREFIX))]
+    if text.startswith(PUBLIC_PREFIX):
+        return [_public(text.removeprefix(PUBLIC_PREFIX))]
     try:
         return [signing.signing_key(scheme, key)]
+    except UnicodeEncodeError:
+        raise ConfigurationError("the secret has half of a surrogate pair: copy it whole, as it was shown") from None
     except InvalidInput as error:
-        raise ConfigurationError(str(error)) from None
+        said = "the secret has white space around it: strip it" if text and text != key else str(error)
+        raise ConfigurationError(said) from None
 
 
-def _public(text: str) -> bytes:
+def _public_set(key: Mapping[str, Any]) -> list[bytes]:
+    """The Ed25519 keys of a JWK Set (RFC 8037 section 2). One that cannot be read is passed over beside one that can."""
+    listed = key.get("keys")
+    found: list[bytes] = []
+    fault: ConfigurationError | None = None
+    for one in listed if isinstance(listed, Sequence) else ():
+        if not isinstance(one, Mapping) or one.get("crv") != "Ed25519":
+            continue
+        try:
+            found.append(_public(one.get("x")))
+        except ConfigurationError as error:
+            fault = error
+    if not found:
+        raise fault or ConfigurationError(
+            'the JWK Set has no Ed25519 key: give {"keys": […]} as the endpoint\'s address has it'
+        )
+    return found
+
+
+def _public(text: object) -> bytes:
     try:
-        key = base64.urlsafe_b64decode(text.rstrip("=").replace("+", "-").replace("/", "_") + "=")
+        spelled = text if isinstance(text, str) else ""
+        key = base64.urlsafe_b64decode(spelled.rstrip("=").replace("+", "-").replace("/", "_") + "=")
     except ValueError:
         key = b""
     if len(key) != 32:

@@ -29,12 +29,17 @@ _TIMESTAMP = re.compile(r"[0-9]{1,12}")
 def signing_key(scheme: Signing, secret: Secret | str) -> bytes:
     """Turn a secret into what the scheme signs with. Pure and worth caching: a secret's key never changes.
 
-    `relay` takes the whole text, whatever it is; `standard` what the base64 after
-    `whsec_` decodes to; `standard-ed25519` the 32 bytes of the seed in a `whsk_` secret.
-    The latter two raise InvalidInput where the secret is of another form.
+    `relay` takes the whole text, whatever it is, unless there is nothing in it; `standard`
+    what the base64 after `whsec_` decodes to; `standard-ed25519` the 32 bytes of the seed
+    in a `whsk_` secret. Raises InvalidInput where the secret is empty, which anybody could
+    sign with, and the latter two where it is of another form.
     """
     text = secret.reveal() if isinstance(secret, Secret) else secret
     if scheme is Signing.RELAY:
+        if text.strip() in {"", PREFIX}:
+            raise InvalidInput(
+                f"The secret is empty: copy it whole, {PREFIX} and what follows.", field="secret", code="invalid_secret"
+            )
         return text.encode()
     if scheme is Signing.STANDARD:
         try:
@@ -122,7 +127,7 @@ def verify(
     or `bad_signature`. A request that passes may still be a repeat within the
     tolerance: deliveries come at least once, so look at the delivery's id.
     """
-    if not secrets:
+    if not secrets or not all(secrets):
         raise ValueError("no secret to verify with")
     given = {name.lower(): value for name, value in headers.items()}
     if scheme is Signing.RELAY:

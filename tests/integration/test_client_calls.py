@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from relay.client import Conflict, InvalidRequest, NotFound, Relay, Unauthorized
+from relay.client import Conflict, InvalidInput, InvalidRequest, NotFound, Relay, Unauthorized
 from relay.client.answers import Delivery, Endpoint, Event, Job, Replay
 from relay.client.reading import _fields
 from relay.client.verification import _public
@@ -131,7 +131,7 @@ def test_events_one_by_one_and_many(served: Instance, relay: Relay) -> None:
     assert len(list(relay.events.list())) == 5
     assert [one.id for one in relay.events.list(type="order.paid")] == [sent.id]
     assert list(relay.events.list(since=datetime.now(UTC) + timedelta(hours=1))) == []
-    with pytest.raises(ValueError, match="no offset"):
+    with pytest.raises(InvalidInput, match="no offset"):
         list(relay.events.list(since=datetime(2026, 1, 1)))  # noqa: DTZ001 - what it must refuse
 
 

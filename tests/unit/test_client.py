@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import pytest
 from relay.client import (
     ApiError,
     ConfigurationError,
+    Conflict,
     InvalidInput,
     NotFound,
     Relay,
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SENT = {"id": "e", "type": "a.b", "created_at": "2026-11-30T20:17:35.616211Z", "deliveries": []}
-#: Status, headers and JSON of an answer; a status of 0 cuts the connection, -1 says nothing.
+#: Status, headers and JSON of an answer; a status of 0 cuts the connection, -1 says nothing. Bytes under 1 go out raw.
 Answer = tuple[int, dict[str, str], Any]
 
 
@@ -42,6 +44,7 @@ class Api:
     def __init__(self) -> None:
         self.answers: list[Answer] = [(202, {}, SENT)]
         self.came: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.lines: list[list[str]] = []
         self.over = threading.Event()
         owner = self
 
@@ -58,15 +61,21 @@ class Api:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 named = {name.lower(): value for name, value in self.headers.items()}
                 owner.came.append((self.command, self.path, named, body))
+                owner.lines.append([f"{name}: {value}" for name, value in self.headers.items()])
                 status, headers, value = owner.answers.pop(0) if len(owner.answers) > 1 else owner.answers[0]
                 if status <= 0:
                     if status < 0:
                         owner.over.wait(10)
+                    if isinstance(value, bytes):
+                        self.wfile.write(value)
                     self.close_connection = True
                     return
                 text = value if isinstance(value, bytes) else json.dumps(value).encode()
                 self.send_response(status)
-                for name, header in {"Content-Length": str(len(text)), **headers}.items():
+                problem = (
+                    {"Content-Type": "application/problem+json"} if status >= 400 and isinstance(value, dict) else {}
+                )
+                for name, header in {"Content-Length": str(len(text)), **problem, **headers}.items():
                     self.send_header(name, header)
                 self.end_headers()
                 self.wfile.write(text)
@@ -211,9 +220,86 @@ def test_a_refusal_tells_all_of_it(api: Api, relay: Relay) -> None:
     assert [one.field for one in error.errors] == ["a", "b"]
     assert str(error) == "400 a: a is bad; b: b is bad"
 
-    api.answers = [(404, {}, b"\x1b[31mnot here")]
-    with pytest.raises(NotFound, match=r"^404 \\x1b\[31mnot here$"):
-        relay.endpoints.get("x")
+    for odd in (None, 5, [None, "x"]):
+        api.answers = [(409, {}, {**problem, "errors": odd})]
+        with pytest.raises(Conflict, match=r"^409 a: a is bad \(1 more\)$"):
+            relay.send("a.b", {})
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "value", "said"),
+    [
+        (
+            404,
+            {"Content-Type": "text/html"},
+            b"<h1>\x1b[31m\nNot here</h1>\n",
+            r'says "<h1>\\x1b\[31m Not here</h1>"\.',
+        ),
+        (400, {"Content-Type": "application/json"}, {"code": "x", "detail": "y"}, "not Relay's API"),
+        (422, {}, {"errors": None}, "not Relay's API"),
+        (401, {}, {"detail": "who?"}, "not Relay's API"),
+        (503, {"Retry-After": "0"}, b"", "says nothing"),
+        (500, {"Content-Type": "application/problem+json"}, b"[" * 100_000, "answers 500 at"),
+    ],
+)
+def test_a_refusal_of_somebody_else_is_no_refusal_of_relays(
+    api: Api, relay: Relay, status: int, headers: dict[str, str], value: Any, said: str
+) -> None:
+    """What another program answers, or a proxy in front, is UnexpectedAnswer, shown in one line, with the key."""
+    api.answers = [(status, headers, value)]
+    with pytest.raises(UnexpectedAnswer, match=said) as caught:
+        relay.send("a.b", {}, idempotency_key="k")
+    assert caught.value.idempotency_key == "k"
+    assert str(caught.value).endswith("(idempotency key: k)")
+    assert len(api.came) == (4 if status == 503 else 1)
+
+
+HEAD = b"HTTP/1.1 202 Accepted\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        HEAD + b"Content-Length: 500\r\n\r\n{",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{",
+        HEAD + b"Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\n{}\n",
+        HEAD + b"Content-Length: 50",
+        HEAD + b"Content-Le",
+        HEAD,
+        b"HTTP/1.1 202 Acc",
+        b"HTTP/1.1 500 Internal Server Error\r\nConn",
+        b"HTT",
+    ],
+)
+def test_an_answer_that_breaks_off_is_no_answer(api: Api, relay: Relay, cut: bytes) -> None:
+    """In its headers or after, it is sent again under the same key, and read again; what may not be is Unreachable."""
+    api.answers.insert(0, (0, {}, cut))
+    sent = relay.send("a.b", {"n": 1})
+    assert [one[2]["idempotency-key"] for one in api.came] == [sent.idempotency_key] * 2
+
+    api.answers = [(0, {}, cut), (200, {}, {**SENT, "delivery_count": 0})]
+    assert relay.events.get("e").id == "e"
+
+    api.answers = [(0, {}, cut)]
+    api.came.clear()
+    with pytest.raises(Unreachable):
+        relay.endpoints.rotate_secret("x")
+    assert len(api.came) == 1
+    with pytest.raises(Unreachable, match=r"\(idempotency key: k\)$") as caught:
+        relay.enqueue("https://example.com", idempotency_key="k")
+    assert (caught.value.idempotency_key, len(api.came)) == ("k", 5)
+
+
+def test_all_kinds_of_failures_count_together(api: Api, relay: Relay) -> None:
+    """Lost answers, cut ones and passing refusals use up the same tries; an answer without a body can be whole."""
+    api.answers = [(0, {}, None), (0, {}, HEAD), (503, {"Retry-After": "0"}, b""), (0, {}, HEAD + b"\r\n")]
+    with pytest.raises(Unreachable):
+        relay.send("a.b", {})
+    assert len(api.came) == 4
+
+    api.answers = [(0, {}, b"HTTP/1.1 204 No Content\r\n\r\n")]
+    relay.endpoints.delete("x")
+    assert len(api.came) == 5
 
 
 def test_what_is_not_relay_is_told_apart(api: Api, relay: Relay) -> None:
@@ -234,8 +320,9 @@ def test_ids_are_escaped(api: Api, relay: Relay) -> None:
     with pytest.raises(NotFound):
         relay.deliveries.get("../keys?x=1")
     assert api.came[0][1] == "/v1/deliveries/..%2Fkeys%3Fx%3D1"
-    for wrong in ("", ".."):
-        with pytest.raises(ValueError, match="is no id"):
+    odd: list[Any] = ["", "..", None, 5]
+    for wrong in odd:
+        with pytest.raises(InvalidInput, match="is no id"):
             relay.deliveries.get(wrong)
 
 
@@ -249,11 +336,62 @@ def test_payloads_and_headers(api: Api, relay: Relay) -> None:
         relay.send("a.b", payload, content_type=content_type, expires_in=0.00001)
         _, _, headers, came = api.came[-1]
         assert (came, headers["content-type"], headers["relay-expires-in"]) == (body, sent_as, "0.00001")
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        relay.send("a.b", float("nan"))
     for wrong in ("a\r\nX-Evil: 1", "é"):
         with pytest.raises(InvalidInput, match="Relay-Event-Type: a header is visible ASCII"):
             relay.send(wrong, {})
+
+
+def test_what_cannot_be_sent_is_invalid_input(api: Api, relay: Relay) -> None:
+    """Values that JSON, UTF-8 or HTTP has no way to write, and times and seconds that are none: nothing is sent."""
+    url = "https://example.com"
+    loop: list[Any] = []
+    loop.append(loop)
+    wrong: Any
+    loose: Any = relay
+    for wrong in (float("nan"), 1e999, "\ud800", {1, 2}, loop, {("a",): 1}, 10**5000):
+        with pytest.raises(InvalidInput):
+            relay.send("a.b", {"x": wrong})
+        with pytest.raises(InvalidInput):
+            relay.send_batch([{"type": "a.b", "payload": wrong}])
+        with pytest.raises(InvalidInput):
+            relay.endpoints.update("x", metadata={"a": wrong})
+    tried: list[tuple[str, Any]] = [
+        ("surrogate pair", lambda: loose.send("a.b", "\udcff", content_type="text/plain")),
+        ("surrogate pair", lambda: loose.events.get("\ud800")),
+        ("surrogate pair", lambda: next(loose.events.list(type="\ud800"))),
+        ("Idempotency-Key: .* not int", lambda: loose.send("a.b", {}, idempotency_key=5)),
+        ("Relay-Header-X: .* not int", lambda: loose.enqueue(url, headers={"X": 1})),
+        ("give a mapping, or pairs", lambda: loose.enqueue(url, headers="X: 1")),
+        ("give a mapping, or pairs", lambda: loose.enqueue(url, headers=[("X",)])),
+        ("Relay-Delay: nan", lambda: loose.enqueue(url, delay=float("nan"))),
+        ("Relay-Expires-In: '5'", lambda: loose.send("a.b", {}, expires_in="5")),
+        (r"^\[1\]: this is str", lambda: loose.send_batch([{"type": "a.b"}, "a.b"])),
+        ("^headers: this is str", lambda: loose.endpoints.create(url, headers="abc")),
+        ("^metadata: this is list", lambda: loose.endpoints.create(url, metadata=[1])),
+        ("^event_types: this is str", lambda: loose.endpoints.create(url, event_types="order.*")),
+        ("has no offset", lambda: loose.events.list(since=datetime(2026, 11, 30))),  # noqa: DTZ001 - what is refused
+        ("a time is not int", lambda: loose.events.list(until=5)),
+        ("Relay-Workspace", lambda: Relay(api.url, "rk_x", workspace="a\nb")),
+    ]
+    for said, call in tried:
+        with pytest.raises(InvalidInput, match=said):
+            call()
+    assert api.came == []
+
+
+def test_a_header_of_a_job_may_be_repeated(api: Api, relay: Relay) -> None:
+    """Pairs go out line by line, those of one name in their order; a mapping does as before."""
+    api.answers = [(202, {}, {**SENT, "state": "queued", "due_at": SENT["created_at"]})]
+    pairs = [("X-Tag", "one"), ("X-Other", "a, b"), ("x-tag", ""), ("X-Tag", "two")]
+    for given in (pairs, dict(pairs), iter(pairs)):
+        relay.enqueue("https://example.com", b"{}", headers=given, content_type="application/json")
+    own = [[one for one in lines if one.startswith("Relay-Header-")] for lines in api.lines]
+    told = [one.partition(": ")[2] for one in own[0] if one.lower().startswith("relay-header-x-tag: ")]
+    assert told == ["one", "", "two"]
+    assert "Relay-Header-X-Other: a, b" in own[0]
+    assert len(own[1]) == 3
+    assert own[2] == own[0]
+    assert (api.came[0][2]["content-length"], api.came[0][2]["authorization"]) == ("2", "Bearer rk_x")
 
 
 def test_lists_go_on_over_short_pages(api: Api, relay: Relay) -> None:

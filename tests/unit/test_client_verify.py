@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hmac
 import json
 from datetime import UTC, datetime
 from typing import Any
@@ -118,6 +119,8 @@ def test_other_mistakes_of_receivers_are_recognised() -> None:
     headers = signed(Signing.RELAY, SECRET)
     assert "empty body" in refused(headers, b"", SECRET)[1]
     assert "white space around it" in refused(headers, BODY, SECRET + "\n")[1]
+    with pytest.raises(ConfigurationError, match="white space around it"):
+        verify(signed(Signing.STANDARD, SECRET), BODY, SECRET + "\n", now=NOW)
     assert "cut" in refused(headers, BODY, SECRET.removeprefix("whsec_"))[1]
 
 
@@ -134,12 +137,59 @@ def test_the_receivers_own_faults_are_told_apart() -> None:
         ((relay, BODY, SECRET), {"scheme": "none"}),
         ((relay, BODY, SECRET), {"scheme": "standard-ed25519"}),
         ((relay, BODY, jwks(PUBLIC)), {"scheme": "relay"}),
+        ((standard, BODY, {"keys": None}), {}),
+        ((standard, BODY, {"keys": [None, {"crv": "Ed25519", "x": 5}]}), {}),
+        ((relay, BODY, SECRET.encode()), {}),
+        ((relay, BODY, "\ud800"), {}),
     ]
     for arguments, options in cases:
         with pytest.raises(ConfigurationError):
             verify(*arguments, now=NOW, **options)
     with pytest.raises(TypeError, match=r"request\.get_data"):
         verify(relay, BODY.decode(), SECRET)  # type: ignore[arg-type]  # what it must refuse
+
+
+@pytest.mark.parametrize("nothing", ["", " ", "\n", "whsec_", " whsec_\n"])
+def test_a_secret_that_is_none_verifies_nothing(nothing: str) -> None:
+    """An empty setting is the receiver's fault: what anybody can sign with does not pass, alone or beside another."""
+    at, given = str(NOW), f"{NOW}.".encode() + BODY
+    for key in (nothing, nothing.strip()):
+        digest = hmac.digest(key.encode(), given, "sha256").hex()
+        forged = {"Relay-Timestamp": at, "Relay-Signature": f"v1={digest}", "Relay-Delivery-Id": "d1"}
+        for secrets in (nothing, [nothing], [nothing, SECRET], [SECRET, nothing]):
+            for headers in (forged, signed(Signing.RELAY, SECRET)):
+                with pytest.raises(ConfigurationError):
+                    verify(headers, BODY, secrets, now=NOW)
+
+
+def test_no_secret_at_all_is_told() -> None:
+    """None, where a setting was not there, is no secret, alone or in a list."""
+    nothings: list[Any] = [None, [None], [SECRET, None], [], ()]
+    for secrets in nothings:
+        for scheme in (Signing.RELAY, Signing.STANDARD):
+            with pytest.raises(ConfigurationError):
+                verify(signed(scheme, SECRET), BODY, secrets, now=NOW)
+
+
+def test_what_is_public_is_never_a_secret() -> None:
+    """A public key's text, with white space or as JSON that was not decoded, is not what a signature is made with."""
+    text = "whpk_" + base64.b64encode(PUBLIC).decode()
+    for public in (f" {text}", f"{text}\n"):
+        digest = hmac.digest(public.encode(), f"{NOW}.".encode() + BODY, "sha256").hex()
+        forged = {"Relay-Timestamp": str(NOW), "Relay-Signature": f"v1={digest}"}
+        assert refused(forged, BODY, public)[0] == "missing_signature"
+        assert verify(signed(Signing.STANDARD_ED25519, PRIVATE.reveal()), BODY, public, now=NOW).delivery_id == "d1"
+    for public in (json.dumps(jwks(PUBLIC)), json.dumps([jwks(PUBLIC)]), "-----BEGIN PUBLIC KEY-----\n"):
+        with pytest.raises(ConfigurationError, match="decode the JWK Set"):
+            verify(signed(Signing.RELAY, SECRET), BODY, public, now=NOW)
+
+
+def test_a_malformed_key_stands_in_no_other_keys_way() -> None:
+    """Of a JWK Set the keys that can be read are used."""
+    keys = jwks(PUBLIC)
+    keys["keys"][:0] = [None, {"crv": "Ed25519"}, {"crv": "Ed25519", "x": 5}, {"crv": "Ed25519", "x": "é"}]
+    headers = signed(Signing.STANDARD_ED25519, PRIVATE.reveal())
+    assert verify(headers, BODY, keys, now=NOW).scheme == "standard-ed25519"
 
 
 def test_it_agrees_with_the_library_of_standard_webhooks() -> None:

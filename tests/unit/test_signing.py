@@ -315,8 +315,18 @@ def test_each_missing_header_is_named(scheme: Signing) -> None:
 
 def test_no_secret_is_a_mistake() -> None:
     """Verifying with no secret at all never passes: it raises as a mistake of the program."""
-    with pytest.raises(ValueError, match="no secret"):
-        verify(Signing.RELAY, secrets=[], headers={}, body=b"", now=NOW)
+    for nothing in ([], [b""], [b"x", b""]):
+        with pytest.raises(ValueError, match="no secret"):
+            verify(Signing.RELAY, secrets=nothing, headers={}, body=b"", now=NOW)
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n", "whsec_", " whsec_\n"])
+def test_an_empty_secret_has_no_key(text: str) -> None:
+    """What holds nothing would sign as anybody can: no scheme has a key of it."""
+    for scheme in (Signing.RELAY, Signing.STANDARD, Signing.STANDARD_ED25519):
+        with pytest.raises(InvalidInput) as refused:
+            signing_key(scheme, text)
+        assert refused.value.code == "invalid_secret"
 
 
 def test_keys() -> None:
