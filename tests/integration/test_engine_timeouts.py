@@ -115,7 +115,7 @@ def test_start_after_the_lease_is_not_made() -> None:
 def test_hanging_transfers_do_not_slow_the_others() -> None:
     """Beside two thousand hanging transfers others are answered promptly, and all of them end (B-72)."""
     with Receiver(keep_answering()) as quick, Hoard() as hoard, Sender() as sender:
-        sender.engine.submit([request(hoard.url, timeout_ms=8_000, key="slow") for _ in range(2_000)])
+        sender.engine.submit([request(hoard.url, timeout_ms=15_000, key="slow") for _ in range(2_000)])
         wait_until(lambda: len(hoard.held) == 2_000)
         took = []
         for expected in range(1, 101):
@@ -125,7 +125,7 @@ def test_hanging_transfers_do_not_slow_the_others() -> None:
             took.append(time.monotonic() - began)
         # None of the slow ones has ended meanwhile: these were the quick ones' times.
         assert {c.request.key for c in sender.done[:100]} == {"quick"}
-        wait_until(lambda: len(sender.done) == 2_100, patience=30)
+        wait_until(lambda: len(sender.done) == 2_100, patience=60)
 
         assert sorted(took)[50] < 0.5
         slow = [c for c in sender.done if c.request.key == "slow"]
@@ -133,7 +133,7 @@ def test_hanging_transfers_do_not_slow_the_others() -> None:
         assert {c.observation.fault for c in slow if c.observation} == {Fault.TIMEOUT}
         totals = [c.observation.total_us for c in slow if c.observation]
         # The upper bound is the machine's to keep: with it busy, their ends are seen late.
-        assert 7_990_000 <= min(totals) <= max(totals) <= 25_000_000
+        assert 14_990_000 <= min(totals) <= max(totals) <= 40_000_000
 
 
 def test_descriptors_come_back_to_rest() -> None:
