@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+_PREFIX: Final = "RELAY_"
 #: Kubernetes tells every container of its namespace's services: one called relay-api makes RELAY_API_PORT and more.
 _SERVICE_LINK: Final = re.compile(
     r"RELAY(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
@@ -46,7 +47,7 @@ def load_settings(
             if variable in fields:
                 values[fields[variable]] = text.strip()
                 sources[fields[variable]] = source
-            elif variable.upper().startswith("RELAY_") and not _SERVICE_LINK.fullmatch(variable):
+            elif variable.upper().startswith(_PREFIX) and not _SERVICE_LINK.fullmatch(variable):
                 faults.append(_unknown(variable, fields))
     values = {name: text for name, text in values.items() if text}
 
@@ -108,8 +109,10 @@ def _fault(name: str, given: str, item: Mapping[str, Any]) -> str:
 
 def _unknown(variable: str, known: Iterable[str]) -> str:
     shown = variable[:80].encode("ascii", "backslashreplace").decode()
-    near = difflib.get_close_matches(variable.upper(), known, n=1, cutoff=0.6)
-    return f"{shown}: there is no such setting" + (f"; did you mean {near[0]}?" if near else ": remove it")
+    # What nearly all begin with makes none of them near.
+    bare = {name.removeprefix(_PREFIX): name for name in known}
+    near = difflib.get_close_matches(variable.upper().removeprefix(_PREFIX), bare, n=1, cutoff=0.6)
+    return f"{shown}: there is no such setting" + (f"; did you mean {bare[near[0]]}?" if near else ": remove it")
 
 
 def _read_dotenv(path: Path | None, faults: list[str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from relay.cli.output import Moment, show_fields, show_json, show_table, standin
 from relay.cli.target import complete_endpoint, talks
 from relay.client import ApiError
 from relay.client.transport import printable
+from relay.core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -207,9 +208,10 @@ def each(ids: Iterable[str], act: Callable[[str], Delivery | Job], *, as_json: b
     for one in ids:
         try:
             after = act(one)
-        except ApiError as error:
-            # Of several the others are done all the same.
-            click.echo(f"relay: {one}: {error}", err=True)
+        except (ApiError, InvalidInput) as error:
+            # Of several the others are done all the same. What the API takes as a field is an option here.
+            said = str(error).replace('{"force": true}', "--force")
+            click.echo(f"relay: {printable(one)}: {said}", err=True)
             code = FAILED
             continue
         if as_json:

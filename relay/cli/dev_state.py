@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import base64
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from relay.core.secret import new_secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+#: What `relay up` presets whatever is kept.
+PRESET: Final = {
+    "RELAY_ALLOW_PRIVATE_ENDPOINTS": "true",
+    "RELAY_METRICS_BIND": "127.0.0.1:9091",
+    # The supervisor reads the processes' output through pipes; a person reads it here.
+    "RELAY_LOG_FORMAT": "text",
+}
 
 
 class DevState:
@@ -34,12 +42,7 @@ class DevState:
         if missing:
             kept |= missing
             _write(self._generated, kept, "Made by `relay up`. Without RELAY_MASTER_KEYS the stored secrets are lost.")
-        return kept | {
-            "RELAY_ALLOW_PRIVATE_ENDPOINTS": "true",
-            "RELAY_METRICS_BIND": "127.0.0.1:9091",
-            # The supervisor reads the processes' output through pipes; a person reads it here.
-            "RELAY_LOG_FORMAT": "text",
-        }
+        return kept | PRESET
 
     def read_dev_env(self) -> dict[str, str]:
         """Return what `dev.env` holds; empty before the first run."""

@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from relay.cli.exits import FAILED, OK, UNFINISHED
-from relay.cli.output import cell, plain, show_fields, show_json, show_table
+from relay.cli.output import cell, plain, read_secret, show_fields, show_json, show_table
 from relay.cli.target import complete_endpoint, talks
 from relay.client.endpoints import Endpoints
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 #: What an endpoint is made with, but for its URL and its secret, which does not belong on a command line.
 FIELDS: Final = tuple(sorted(set(inspect.signature(Endpoints.create).parameters) - {"self", "url", "secret"}))
+
+#: Fields that are text, also where it looks like a number.
+_TEXTS: Final = frozenset({"description", "signing", "transport", "url"})
 
 
 def _complete_field(_ctx: click.Context, _parameter: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -46,7 +49,7 @@ def list_(*, limit: int | None, relay: Relay, as_json: bool) -> None:
         for one in found:
             show_json(one)
         return
-    names = ("id", "url", "state", "types", "ok 24h", "failed 24h", "last success")
+    names = ("id", "url", "kind", "state", "types", "ok 24h", "failed 24h", "last success")
     show_table(names, (_row(one) for one in found))
 
 
@@ -68,8 +71,9 @@ def create(url_: str, given: tuple[str, ...], *, secret_file: IO[str] | None, re
 
     FIELD=VALUE sets a field of the API's, the value JSON, or else text: rate_per_second=50 event_types=order.*,user.*
     """
-    fields = _fields(given, FIELDS)
-    _show(relay.endpoints.create(url_, secret=_read_secret(secret_file), **fields), as_json=as_json)
+    # What is null is left to Relay.
+    given_fields = {name: value for name, value in _fields(given, FIELDS).items() if value is not None}
+    _show(relay.endpoints.create(url_, secret=read_secret(secret_file), **given_fields), as_json=as_json)
 
 
 @endpoints.command()
@@ -149,7 +153,7 @@ def cancel_pending(endpoint_id: str, *, yes: bool, relay: Relay, as_json: bool) 
 @talks
 def rotate_secret(endpoint_id: str, *, secret_file: IO[str] | None, relay: Relay, as_json: bool) -> None:
     """Replace an endpoint's secret and show the new one, this once. The old one signs too for a while."""
-    made: Rotated = relay.endpoints.rotate_secret(endpoint_id, secret=_read_secret(secret_file))
+    made: Rotated = relay.endpoints.rotate_secret(endpoint_id, secret=read_secret(secret_file))
     if as_json:
         show_json(made)
         return
@@ -180,8 +184,10 @@ def _row(one: Endpoint) -> tuple[object, ...]:
     return (
         one.id,
         one.url,
+        one.kind,
         _state(one),
-        one.event_types or "all",
+        # One that jobs imply gets no events.
+        "none" if one.kind == "origin" else one.event_types or "all",
         one.last_day.success,
         one.last_day.retryable_failure + one.last_day.permanent_failure,
         one.last_success_at,
@@ -224,10 +230,8 @@ def _fields(given: tuple[str, ...], known: tuple[str, ...]) -> dict[str, Any]:
             found[name] = json.loads(text)
         except ValueError:
             found[name] = text
-        if name == "event_types" and isinstance(found[name], str):
+        if name == "event_types" and not isinstance(found[name], list | None):
             found[name] = [pattern.strip() for pattern in text.split(",")]
+        elif name in _TEXTS and not isinstance(found[name], str | None):
+            found[name] = text
     return found
-
-
-def _read_secret(file: IO[str] | None) -> str | None:
-    return None if file is None else file.read().strip()

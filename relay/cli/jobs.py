@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
@@ -9,8 +10,8 @@ from typing import IO, TYPE_CHECKING, Final
 import click
 
 from relay.cli.deliveries import each, show_standing
-from relay.cli.exits import FAILED, OK, UNFINISHED
-from relay.cli.output import show_fields, show_json
+from relay.cli.exits import FAILED, INTERRUPTED, OK, UNFINISHED
+from relay.cli.output import read_secret, show_fields, show_json
 from relay.cli.send import line_of, read_data
 from relay.cli.target import talks
 from relay.client import WaitedTooLong
@@ -32,7 +33,7 @@ def jobs() -> None:
 @jobs.command("send")
 @click.argument("to", metavar="URL")
 @click.option("--data", default=None, help="The body; @FILE reads a file, - standard input. Default: none.")
-@click.option("--content-type", default=None, help="What the body is, if not JSON.")
+@click.option("--content-type", default=None, help="What the body is. Default: JSON where it is JSON, else not said.")
 @click.option(
     "--header",
     "given",
@@ -71,11 +72,12 @@ def send_job(
 
     Ends with 0 when it was delivered (or not waited for), 1 when it failed for good, 4 when it is still under way.
     """
+    body = b"" if data is None else read_data(data)
     taken = relay.enqueue(
         to,
-        b"" if data is None else read_data(data),
+        body,
         headers=_headers(given),
-        content_type=content_type or (None if data is None else "application/json"),
+        content_type=content_type or ("application/json" if _is_json(body) else None),
         signing=sign,
         max_attempts=max_attempts,
         timeout_ms=timeout_ms,
@@ -83,13 +85,18 @@ def send_job(
         expires_in=expires_in,
         idempotency_key=idempotency_key,
     )
-    if as_json:
-        show_json(taken)
-    else:
-        click.echo(f"job {taken.id} {'was taken before' if taken.replayed else 'accepted'}")
     if wait is None:
         wait = 0.0 if delay else USUAL_WAIT_SECS
-    sys.exit(_watch(relay, taken.id, wait, as_json=as_json) if wait else OK)
+    try:
+        if as_json:
+            show_json(taken)
+        else:
+            click.echo(f"job {taken.id} {'was taken before' if taken.replayed else 'accepted'}")
+        code = _watch(relay, taken.id, wait, as_json=as_json) if wait else OK
+    except KeyboardInterrupt:
+        click.echo(f"\nIt goes on: relay jobs get {taken.id}", err=True)
+        code = INTERRUPTED
+    sys.exit(code)
 
 
 @jobs.command("get")
@@ -128,7 +135,7 @@ def cancel_jobs(job_ids: tuple[str, ...], *, relay: Relay, as_json: bool) -> Non
 @talks
 def rotate_secret(*, secret_file: IO[str] | None, relay: Relay, as_json: bool) -> None:
     """Make or replace the secret that signs jobs, and show it, this once. An old one signs too for a while."""
-    made = relay.rotate_job_secret(secret=None if secret_file is None else secret_file.read().strip())
+    made = relay.rotate_job_secret(secret=read_secret(secret_file))
     if as_json:
         show_json(made)
         return
@@ -149,17 +156,23 @@ def _watch(relay: Relay, job_id: str, secs: float, *, as_json: bool) -> int:
     return OK if job.state == "delivered" else FAILED
 
 
-def _headers(given: tuple[str, ...]) -> dict[str, str]:
-    """Read `--header` options. Raises click's BadParameter, without the value: it may be a secret."""
-    found: dict[str, str] = {}
+def _is_json(body: bytes) -> bool:
+    try:
+        json.loads(body.decode())
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _headers(given: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Read `--header` options, in order. Raises click's BadParameter, without the value: it may be a secret."""
+    found: list[tuple[str, str]] = []
     for text in (line for one in given for line in _lines(one)):
         name, mark, value = text.partition(":")
         name = name.strip()
         if not mark or not name:
             raise click.BadParameter("a header is 'Name: value'", param_hint="--header")
-        if name.lower() in {known.lower() for known in found}:
-            raise click.BadParameter(f"{name} is given twice", param_hint="--header")
-        found[name] = value.strip()
+        found.append((name, value.strip()))
     return found
 
 
@@ -169,5 +182,5 @@ def _lines(given: str) -> list[str]:
     try:
         text = sys.stdin.read() if given == "-" else Path(given[1:]).read_text("utf-8")
     except (OSError, ValueError):
-        raise click.BadParameter(f"{given[1:]!r} cannot be read", param_hint="--header") from None
+        raise click.BadParameter(f"{given.removeprefix('@')!r} cannot be read", param_hint="--header") from None
     return [line for line in text.splitlines() if line.strip()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import queue
+import re
 import secrets
 import signal
 import socket
@@ -18,18 +19,23 @@ import click
 from relay.cli.left_behind import Note, remove_left
 from relay.cli.output import show_json
 from relay.cli.target import talks
-from relay.client import NotVerified, RelayError, verify
+from relay.client import NotFound, NotVerified, RelayError, verify
 from relay.client.transport import printable
 from relay.core.secret import new_secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from email.message import Message
+    from io import BufferedIOBase
 
     from relay.client import Relay
 
 #: Bytes of a body that is read at most, and characters that are printed of it.
 _MOST_BODY: Final = 64 * 1_048_576
 _SHOWN: Final = 2_000
+#: Bytes of a line between chunks, and how many lines may follow the last.
+_MOST_LINE: Final = 4_096
+_MOST_TRAILERS: Final = 100
 #: Seconds for which a connection may be silent.
 _SILENCE_SECS: Final = 60
 
@@ -45,7 +51,7 @@ class Arrival:
 
 
 class Listener:
-    """Answers on one secret path: 200 to what is verified, 401 to the rest, 404 everywhere else."""
+    """Answers on one secret path: 200 to what is verified, 401 to the rest, 400 to what is not whole; 404 elsewhere."""
 
     def __init__(self, host: str, port: int, secret: str, status: int) -> None:
         """Listen. Raises OSError where the address is taken."""
@@ -58,12 +64,11 @@ class Listener:
             timeout = _SILENCE_SECS
 
             def do_POST(self) -> None:
-                length = self.headers.get("Content-Length", "")
-                if self.path != owner.path or not length.isdecimal() or int(length) > _MOST_BODY:
+                body = _read_body(self.headers, self.rfile) if self.path == owner.path else None
+                if body is None:
                     self.close_connection = True
-                    self.answer(404)
+                    self.answer(404 if self.path != owner.path else 400)
                     return
-                body = self.rfile.read(int(length))
                 pairs = [(name, value) for name, value in self.headers.items()]
                 fault = delivery_id = None
                 try:
@@ -171,10 +176,42 @@ def _endpoint(relay: Relay, url: str, *, event_types: str | None, signing: str, 
             relay.endpoints.delete(made.id)
             note.remove()
             click.echo(f"endpoint {made.id} was removed", err=True)
+        except NotFound:
+            note.remove()
+            click.echo(f"endpoint {made.id} was removed before by somebody else", err=True)
         except RelayError as error:
             click.echo(
                 f"relay: endpoint {made.id} is still there ({error}): relay endpoints delete {made.id}", err=True
             )
+
+
+def _read_body(headers: Message, source: BufferedIOBase) -> bytes | None:
+    """Read a request's body; None for one without a known end, one that breaks off, and one that is too large."""
+    if headers.get("Transfer-Encoding", "").strip().lower() == "chunked":
+        return _read_chunks(source)
+    length = headers.get("Content-Length", "")
+    if not length.isdecimal() or int(length) > _MOST_BODY:
+        return None
+    body = source.read(int(length))
+    return body if len(body) == int(length) else None
+
+
+def _read_chunks(source: BufferedIOBase) -> bytes | None:
+    """Read a body in chunks (RFC 9112 section 7.1), as tunnels send them; trailers are passed over."""
+    body = bytearray()
+    while True:
+        digits = source.readline(_MOST_LINE).partition(b";")[0].strip()
+        if re.fullmatch(rb"[0-9A-Fa-f]{1,8}", digits) is None:
+            return None
+        size = int(digits, 16)
+        if size == 0:
+            ends = (source.readline(_MOST_LINE) == b"\r\n" for _ in range(_MOST_TRAILERS))
+            return bytes(body) if any(ends) else None
+        if len(body) + size > _MOST_BODY:
+            return None
+        body += source.read(size)
+        if source.readline(_MOST_LINE) != b"\r\n":
+            return None
 
 
 def _print_arrivals(listener: Listener, count: int | None, *, as_json: bool) -> None:

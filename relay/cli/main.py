@@ -2,34 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
+import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
+from click.shell_completion import CompletionItem
 
 from relay import __version__
-from relay.cli.exits import FAILED, UNREACHABLE
+from relay.cli.exits import FAILED, INTERRUPTED, UNREACHABLE
 from relay.core.errors import RelayError
 
 if TYPE_CHECKING:
     from relay.config import Settings
 
-#: Commands that are modules of their own, loaded when they are asked for: name to module.
+#: Commands that are modules of their own, loaded when they are asked for: name to module, and to the first sentence of
+#: their help, so that the list of all needs none of them, nor what they need.
 _ELSEWHERE: Final = {
-    "completion": "relay.cli.completion",
-    "deliveries": "relay.cli.deliveries",
-    "doctor": "relay.cli.doctor",
-    "endpoints": "relay.cli.endpoints",
-    "events": "relay.cli.deliveries",
-    "jobs": "relay.cli.jobs",
-    "listen": "relay.cli.listen",
-    "loadtest": "relay.loadtest.main",
-    "replay": "relay.cli.replay",
-    "send": "relay.cli.send",
+    "completion": ("relay.cli.completion", "Print what makes a shell complete `relay`."),
+    "deliveries": ("relay.cli.deliveries", "See what became of deliveries, and send them again or call them off."),
+    "doctor": (
+        "relay.cli.doctor",
+        "Look at settings, database, schema, Redis, clocks, workers, lateness and DNS; say what is wrong and what to do.",
+    ),
+    "endpoints": ("relay.cli.endpoints", "Look after the workspace's endpoints."),
+    "events": ("relay.cli.deliveries", "See what was sent in."),
+    "jobs": ("relay.cli.jobs", "Have single requests made, look at them, and send them again or call them off."),
+    "listen": (
+        "relay.cli.listen",
+        "Receive here: registers an endpoint, prints what arrives, and removes the endpoint at the end.",
+    ),
+    "loadtest": (
+        "relay.loadtest.main",
+        "Measure: start a Relay, give it work, count every delivery at the receiver and in the database.",
+    ),
+    "replay": ("relay.cli.replay", "Send an endpoint's dead deliveries again, or those that filters name."),
+    "send": ("relay.cli.send", "Send one event and show what becomes of its deliveries."),
 }
+
+#: Characters of a command's first sentence, at most.
+_HELP_LENGTH: Final = 200
+
+#: What the system says of an output that takes no more: full, over a quota or a limit, broken, or not open.
+_OUTPUT_FAULTS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 
 
 class Commands(click.Group):
@@ -42,16 +62,55 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command by its name."""
         if cmd_name in _ELSEWHERE:
-            return cast("click.Command", getattr(importlib.import_module(_ELSEWHERE[cmd_name]), cmd_name))
+            module, _ = _ELSEWHERE[cmd_name]
+            return cast("click.Command", getattr(importlib.import_module(module), cmd_name))
         return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what each command is for."""
+        with formatter.section("Commands"):
+            formatter.write_dl(self._told(ctx))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands, and options, that begin so."""
+        named = [CompletionItem(name, help=says) for name, says in self._told(ctx) if name.startswith(incomplete)]
+        return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def _told(self, ctx: click.Context) -> list[tuple[str, str]]:
+        """Return each command and what it is for, loading none."""
+        told = []
+        for name in self.list_commands(ctx):
+            own = super().get_command(ctx, name)
+            told.append((name, _ELSEWHERE[name][1] if own is None else own.get_short_help_str(_HELP_LENGTH)))
+        return told
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program, and end the process with its exit code."""
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:
+            if error.filename is not None or error.errno not in _OUTPUT_FAULTS:
+                raise
+            _drop_output()
+            click.echo(f"relay: the output cannot be written ({error.strerror})", err=True)
+            sys.exit(FAILED)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command."""
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            # After the terminal's own ^C.
+            click.echo("", err=True)
+            ctx.exit(INTERRUPTED)
         except RelayError as error:
-            click.echo(f"relay: {error}", err=True)
+            click.echo(f"relay: {_told(error)}", err=True)
             ctx.exit(_code_of(error))
+        except UnicodeEncodeError as error:
+            # Bytes that are no UTF-8 come from outside as halves of surrogate pairs (PEP 383).
+            if not any("\udc80" <= one <= "\udcff" for one in error.object):
+                raise
+            raise click.UsageError("the command line or the environment has bytes that are not UTF-8 text") from None
         except Exception as error:
             said = _database_says(error)
             if said is None:
@@ -66,6 +125,23 @@ def _code_of(error: RelayError) -> int:
     errors = sys.modules.get("relay.client.errors")
     unreachable = errors is not None and isinstance(error, (errors.Unreachable, errors.UnexpectedAnswer))
     return UNREACHABLE if unreachable else FAILED
+
+
+def _told(error: RelayError) -> str:
+    """The error's sentence; with how to send again what has a key, where nobody knows whether it was taken."""
+    errors = sys.modules.get("relay.client.errors")
+    if errors is None or not isinstance(error, (errors.Unreachable, errors.UnexpectedAnswer, errors.ServerFault)):
+        return str(error)
+    if error.idempotency_key is None:
+        return str(error)
+    # Its own sentence names the key to programs, as what it is called there.
+    return f"{error.args[0]} (sent again with --idempotency-key {shlex.quote(error.idempotency_key)} it counts once)"
+
+
+def _drop_output() -> None:
+    # Else what is buffered is tried once more at the end, and fails with a traceback.
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _database_says(error: Exception) -> str | None:

@@ -6,11 +6,12 @@ What comes from elsewhere (URLs, receivers' answers) is never handed to a termin
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 import sys
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
@@ -45,6 +46,14 @@ class Moment(click.ParamType[datetime]):
         return moment
 
 
+def read_secret(file: IO[str] | None) -> str | None:
+    """Read what `--secret-file` names, if it was given. Raises click's BadParameter for what is no text."""
+    try:
+        return None if file is None else file.read().strip()
+    except UnicodeDecodeError:
+        raise click.BadParameter("the file is not UTF-8 text", param_hint="--secret-file") from None
+
+
 def show_json(value: object) -> None:
     """Print a value of the client's as one line of JSON."""
     click.echo(json.dumps(plain(value), separators=(",", ":")))
@@ -67,7 +76,10 @@ def plain(value: object) -> Any:
 
 def show_table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table: drawn on a terminal, else a line each with tabs between."""
-    texts = ([cell(one) for one in row] for row in rows)
+    wanted = iter(rows)
+    # Rows come as they are asked for: where the first one fails, there is no table.
+    first = list(itertools.islice(wanted, 1))
+    texts = ([cell(one) for one in row] for row in itertools.chain(first, wanted))
     if not sys.stdout.isatty():
         click.echo("\t".join(names))
         for row in texts:

@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import warnings
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from celery import signals
@@ -105,7 +106,12 @@ def run_beat(settings: Settings) -> int:
 
 
 def run_flower(settings: Settings) -> None:
-    """Become Flower. Its login travels in the environment, not on the command line, where `ps` would show it."""
+    """Become Flower. Its login travels in the environment, not on the command line, where `ps` would show it.
+
+    Raises ConfigurationError where it is not installed, or has no login.
+    """
+    if not has_flower():
+        raise ConfigurationError("Flower is not installed: pip install '.[ops]' in a clone of Relay")
     if settings.flower_auth is None:
         raise ConfigurationError("RELAY_FLOWER_AUTH is not set (user:password): Flower is not run open to everybody")
     # No setting of Flower's own: FLOWER_UNAUTHENTICATED_API=true and others open what is closed here.
@@ -131,6 +137,11 @@ def run_flower(settings: Settings) -> None:
         "--loglevel=warning",
     ]
     os.execve(sys.executable, argv, environment)  # noqa: S606 - no shell, our own arguments
+
+
+def has_flower() -> bool:
+    """Say whether Flower is installed, which comes with the extra `ops`."""
+    return find_spec("flower") is not None
 
 
 def quieten_collector() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from relay.cli.exits import FAILED, OK, UNFINISHED
+from relay.cli.exits import FAILED, INTERRUPTED, OK, UNFINISHED
 from relay.cli.output import counted, show_json, standing
 from relay.cli.target import talks
 from relay.client import Forbidden
@@ -56,17 +57,20 @@ def send(
         idempotency_key=idempotency_key,
         expires_in=expires_in,
     )
-    if as_json:
-        show_json(sent)
-    else:
-        taken = "was taken before" if sent.replayed else "accepted"
-        click.echo(f"event {sent.id} {taken}, {counted(len(sent.deliveries), 'delivery', 'deliveries')}")
     try:
+        if as_json:
+            show_json(sent)
+        else:
+            taken = "was taken before" if sent.replayed else "accepted"
+            click.echo(f"event {sent.id} {taken}, {counted(len(sent.deliveries), 'delivery', 'deliveries')}")
         code = _watch(relay, [delivery.id for delivery in sent.deliveries], wait, as_json=as_json)
     except Forbidden:
         # The event is in: that a producer's key may not look is no failure of it.
         click.echo("relay: not waited for: the key has not the scope `read`", err=True)
         code = OK
+    except KeyboardInterrupt:
+        click.echo(f"\nIt goes on: relay events get {sent.id}", err=True)
+        code = INTERRUPTED
     sys.exit(code)
 
 
@@ -114,7 +118,8 @@ def read_data(data: str) -> bytes:
             raise InvalidInput(
                 f"--data: {data[1:]!r} cannot be read ({reason}): name another file", field="data"
             ) from None
-    return data.encode()
+    # As it was typed, also where that is no UTF-8.
+    return os.fsencode(data)
 
 
 def _sample() -> bytes:

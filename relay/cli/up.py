@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 import click
 import requests
 
-from relay.cli.dev_state import DevState
+from relay.cli.dev_state import PRESET, DevState
+from relay.cli.roles import has_flower
 from relay.config import Settings, effective
 from relay.config_sources import load_settings
 from relay.config_values import Bind
 from relay.core.errors import ConfigurationError
 from relay.core.model import Scope
+from relay.embedded.binaries import find_postgres, find_redis
 from relay.embedded.home import make_base
 from relay.embedded.lock import FileLock
 from relay.embedded.stack import Servers
@@ -41,10 +43,17 @@ def run_up(*, workers: int, base: Path) -> int:
     # Until the supervisor heeds signals itself: a stop during start-up must stop the servers, too.
     signal.signal(signal.SIGTERM, _leave)
     click.echo(f"relay | starting; data and keys are in {base}")
-    state = DevState(make_base(base))
     # An empty variable counts as unset, for us and for the processes.
     environ = {name: value for name, value in os.environ.items() if value}
-    given = load_settings(environ, dotenv=Path(".env"))
+    given = load_settings(environ, dotenv=Path(".env"), preset=PRESET)
+    with_flower = has_flower()
+    if not base.exists():
+        # Where it cannot start it leaves nothing behind. In a folder that is there another may run, which its lock tells.
+        _check_ports(given, workers, with_flower=with_flower)
+        _check_servers(given)
+    state = DevState(make_base(base))
+    if not with_flower:
+        click.echo("relay | without Flower, which is not installed: pip install '.[ops]' in a clone of Relay")
     with FileLock(base / "up.lock", "relay up"):
         servers = Servers(
             base,
@@ -60,7 +69,7 @@ def run_up(*, workers: int, base: Path) -> int:
             if servers.redis_url is not None:
                 preset["RELAY_BROKER_URL"] = servers.redis_url
             settings = load_settings(environ, dotenv=Path(".env"), preset=preset)
-            _check_ports(settings, workers)
+            _check_ports(settings, workers, with_flower=with_flower)
             assert settings.database_url is not None
             database_url = settings.database_url.get_secret_value()
             upgrade(database_url)
@@ -70,20 +79,30 @@ def run_up(*, workers: int, base: Path) -> int:
             # A preset goes to the processes only where it is in force: `.env`, which they read too, comes before it.
             in_force = {variable for variable, _, source in effective(settings) if source == "preset"}
             environment = environ | {name: value for name, value in preset.items() if name in in_force}
-            greeting = _Greeting(settings, api_url, key)
+            greeting = _Greeting(settings, api_url, key, with_flower=with_flower)
 
             def watch() -> list[str]:
                 greeting.try_say()
                 return servers.revive()
 
-            return Supervisor(_processes(environment, settings, workers), watch=watch).run()
+            specs = _processes(environment, settings, workers, with_flower=with_flower)
+            return Supervisor(specs, watch=watch).run()
 
 
-def _check_ports(settings: Settings, workers: int) -> None:
+def _check_servers(given: Settings) -> None:
+    """Raise ConfigurationError where a server is to be started, and there is no program for it."""
+    if given.broker_url is None:
+        find_redis()
+    if given.database_url is None:
+        find_postgres()
+
+
+def _check_ports(settings: Settings, workers: int, *, with_flower: bool) -> None:
     """Raise ConfigurationError naming every address that something else listens on already."""
     metrics = settings.metrics_bind
     wanted = [("RELAY_BIND", settings.bind), ("RELAY_TESTKIT_BIND", settings.testkit_bind)]
-    wanted.append(("RELAY_FLOWER_BIND", settings.flower_bind))
+    if with_flower:
+        wanted.append(("RELAY_FLOWER_BIND", settings.flower_bind))
     wanted += [("RELAY_METRICS_BIND", Bind(metrics.host, metrics.port + offset)) for offset in range(workers + 1)]
     taken = []
     for variable, bind in wanted:
@@ -99,7 +118,9 @@ def _check_ports(settings: Settings, workers: int) -> None:
         raise ConfigurationError("cannot listen; set other addresses or stop what is there:\n" + "\n".join(taken))
 
 
-def _processes(environment: dict[str, str], settings: Settings, workers: int) -> list[ProcessSpec]:
+def _processes(
+    environment: dict[str, str], settings: Settings, workers: int, *, with_flower: bool
+) -> list[ProcessSpec]:
     def role(name: str, command: str, *, offset: int | None = None, stop_timeout: float = 15.0) -> ProcessSpec:
         env = dict(environment)
         if offset is not None:
@@ -122,7 +143,7 @@ def _processes(environment: dict[str, str], settings: Settings, workers: int) ->
             for n in range(1, workers + 1)
         ),
         role("beat", "beat"),
-        role("flower", "flower"),
+        *([role("flower", "flower")] if with_flower else []),
     ]
 
 
@@ -162,8 +183,8 @@ def _leave(number: int, _frame: object) -> None:
 class _Greeting:
     """What to try next, said once, when it can be tried."""
 
-    def __init__(self, settings: Settings, api_url: str, key: str) -> None:
-        self._settings, self._api_url, self._key = settings, api_url, key
+    def __init__(self, settings: Settings, api_url: str, key: str, *, with_flower: bool) -> None:
+        self._settings, self._api_url, self._key, self._with_flower = settings, api_url, key, with_flower
         self._said = False
 
     def try_say(self) -> None:
@@ -175,13 +196,16 @@ class _Greeting:
             return
         if answer.ok:
             self._said = True
-            _say_hello(self._settings, self._api_url, self._key)
+            _say_hello(self._settings, self._api_url, self._key, with_flower=self._with_flower)
 
 
-def _say_hello(settings: Settings, api_url: str, key: str) -> None:
+def _say_hello(settings: Settings, api_url: str, key: str, *, with_flower: bool) -> None:
     receiver = f"http://{_reachable(settings.testkit_bind)}/verify"
     secret = "" if settings.testkit_secret is None else settings.testkit_secret.get_secret_value()
     flower_auth = "" if settings.flower_auth is None else settings.flower_auth.get_secret_value()
+    flower = (
+        f"  Flower:               http://{_reachable(settings.flower_bind)}   ({flower_auth})\n" if with_flower else ""
+    )
     notes = []
     if settings.allow_private_endpoints:
         notes.append(
@@ -206,10 +230,10 @@ curl -s {api_url}/v1/events -H 'Authorization: Bearer {key}' \\
 curl -s {api_url}/v1/deliveries/ID -H 'Authorization: Bearer {key}'
 
   Send more:            {_command()} send order.paid
+  The API, described:   {api_url}/docs
   Readiness:            {api_url}/readyz
   What arrived:         http://{_reachable(settings.testkit_bind)}/_requests
-  Flower:               http://{_reachable(settings.flower_bind)}   ({flower_auth})
-  Stop:                 Ctrl-C
+{flower}  Stop:                 Ctrl-C
 """
     )
     sys.stdout.flush()

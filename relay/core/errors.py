@@ -45,6 +45,10 @@ class SchemaMismatch(ConfigurationError):
     """The database's schema does not fit this release: run `relay migrate`, or upgrade Relay."""
 
 
+class SchemaTooNew(SchemaMismatch):
+    """The database's schema is one of later releases: upgrade Relay on this machine."""
+
+
 class SealedSecretUnreadable(RelayError):
     """A stored secret cannot be decrypted: its master key is missing from RELAY_MASTER_KEYS, or is the wrong one."""
 

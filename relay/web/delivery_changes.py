@@ -22,14 +22,16 @@ if TYPE_CHECKING:
     from relay.web.auth import Caller, Gate
     from relay.web.parts import Api
 
+#: What follows on `The delivery` or `The job`; `anew` is what is sent in its place.
 _REFUSALS: Final = {
-    Refusal.PENDING: "The delivery is pending: it will be sent by itself.",
-    Refusal.IN_FLIGHT: "The delivery is being sent just now: look again when its attempt has ended.",
-    Refusal.DELIVERED: 'The delivery has arrived: to send it once more, replay it with {"force": true}.',
-    Refusal.DEAD: "The delivery is dead already: nothing will be sent.",
-    Refusal.LIMIT: "The delivery was replayed as often as it may be (RELAY_MAX_REPLAYS): send a new event.",
-    Refusal.ENDPOINT_DELETED: "The delivery's endpoint is deleted: make a new one, and send it a new event.",
+    Refusal.PENDING: " is pending: it will be sent by itself.",
+    Refusal.IN_FLIGHT: " is being sent just now: look again when its attempt has ended.",
+    Refusal.DELIVERED: ' has arrived: to send it once more, replay it with {{"force": true}}.',
+    Refusal.DEAD: " is dead already: nothing will be sent.",
+    Refusal.LIMIT: " was replayed as often as it may be (RELAY_MAX_REPLAYS): send a new {anew}.",
+    Refusal.ENDPOINT_DELETED: "'s endpoint is deleted: make a new one, and send it a new {anew}.",
 }
+_ANEW: Final = {"delivery": "event", "job": "job"}
 
 
 class ReplayDelivery(models.Request):
@@ -67,17 +69,17 @@ def routes(api: Api, gate: Gate) -> Blueprint:
 
 
 def changed(outcome: Delivery | Refusal | None, *, noun: str = "delivery", finished: str | None = None) -> Delivery:
-    """Return a delivery that was changed; raise the Problem of one that was not, or is unknown as a `noun`.
+    """Return a delivery that was changed; raise the Problem of one that was not, or is unknown. `noun` is what it is called.
 
     `finished` says what is too late for one that has arrived, where that is not a matter of `force`.
     """
     if outcome is None:
         raise unknown(noun)
     if isinstance(outcome, Refusal):
-        detail = _REFUSALS[outcome]
+        detail = _REFUSALS[outcome].format(anew=_ANEW[noun])
         if outcome is Refusal.DELIVERED and finished is not None:
-            detail = f"The delivery has arrived: {finished}."
-        raise Problem(409, outcome.value, detail)
+            detail = f" has arrived: {finished}."
+        raise Problem(409, outcome.value, f"The {noun}{detail}")
     return outcome
 
 

@@ -68,7 +68,23 @@ def routes(gate: Gate) -> Blueprint:
         """Give the page its looks."""
         return _kept(Response(sheet(), content_type="text/css; charset=utf-8"))
 
+    @blueprint.get("/")
+    def begin() -> Response:
+        """Lead to the description, which is all that there is for a browser."""
+        return _elsewhere()
+
+    @blueprint.get("/docs/")
+    def slashed() -> Response:
+        """Lead to the page, whose path has no slash at the end."""
+        return _elsewhere()
+
     return blueprint
+
+
+def _elsewhere() -> Response:
+    response = Response(status=302, headers={"Location": "/docs"})
+    response.headers.remove("Content-Type")
+    return _kept(response)
 
 
 def _kept(response: Response) -> Response:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from relay.core import address, backoff, certificate, event_types, headers, url
 from relay.core.errors import InvalidInput
 from relay.core.model import Signing
 from relay.core.secret import Secret, check_secret
 from relay.core.transports import TRANSPORTS
-from relay.web.models import WHOLE, Limits, Request, judged
+from relay.web.models import WHOLE, Limits, Request, judged, without_defaults
 from relay.web.openapi.formats import SUBSCRIPTION, shown
 
 if TYPE_CHECKING:
@@ -284,15 +284,14 @@ class EndpointRequest(EndpointFields):
     )
 
 
-def _no_default(schema: dict[str, Any]) -> None:
-    del schema["default"]
-
-
 class EndpointPatch(EndpointFields):
     """PATCH /v1/endpoints/{id}: only what is given changes; null is a field's default."""
 
+    # What is left out stays: a default in the document would read as if it were reset.
+    model_config = ConfigDict(json_schema_extra=without_defaults)
+
     # Not nullable, and never at its default: only a URL that was given is looked at.
-    url: Annotated[str, judged(_check_url), _URL] = Field(default="", json_schema_extra=_no_default)
+    url: Annotated[str, judged(_check_url), _URL] = ""
 
 
 class SecretRequest(Request):

@@ -138,8 +138,9 @@ class Reader:
         key = known[1]
         if key is not None:
             environ = self._environ
-            # Lines of one name are one list (RFC 9110 section 5.3). Of those that are none the views refuse the sum.
-            environ[key] = f"{environ[key]},{text}" if key in environ else text
+            # Lines of one name are one list (RFC 9110 section 5.3). Of those that are none the views refuse the sum, by
+            # its space if by nothing else.
+            environ[key] = f"{environ[key]}, {text}" if key in environ else text
 
     def on_headers_complete(self) -> None:
         self.in_head = False

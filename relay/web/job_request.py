@@ -86,7 +86,7 @@ def read_job(
     if _URL not in given:
         message = "The header is missing: name in it the URL that the body is to be sent to."
         faults.append(FieldError(field=_URL, message=message, code="required"))
-    url = take(_URL, None, lambda text: check_destination(text, url_policy, address_policy, _URL))
+    url = take(_URL, None, lambda text: check_destination(_ascii(text), url_policy, address_policy, _URL))
     signing = take(_SIGN, Signing.NONE, _signing)
     attempts = take(
         _ATTEMPTS,
@@ -143,7 +143,7 @@ def _sorted_out(
             if option in given:
                 faults.append(FieldError(field=option, message="The header came twice: keep one.", code="duplicate"))
             given[option] = value
-        elif name.startswith("relay-"):
+        elif name.startswith(("relay-", "relay_")):
             message = f"There is no such header: leave it out. There are {', '.join(_OPTIONS.values())} and {_HEADER}…."
             faults.append(FieldError(field=_titled(name)[:80], message=message, code="unknown_header"))
     return given, headers, faults
@@ -171,6 +171,18 @@ def _faults_of(headers: list[tuple[str, str]], *, field: str, unsigned: bool) ->
         except InvalidInput as error:
             faults.append(FieldError(field=f"{field}*", message=str(error), code=error.code))
     return faults
+
+
+def _ascii(text: str) -> str:
+    # In which encoding the bytes were meant a header does not say (RFC 9110 section 5.5): guessed, it is another host.
+    if not text.isascii():
+        raise InvalidInput(
+            "The URL has a character outside ASCII, which a header cannot carry: write the host's name in its xn-- form "
+            "(punycode), and escape the rest as %XX.",
+            field=_URL,
+            code="invalid_header_value",
+        )
+    return text
 
 
 def _signing(text: str) -> Signing:

@@ -21,7 +21,7 @@ from relay.web import bodies, models
 from relay.web.auth import request_id
 from relay.web.deliveries import rendered
 from relay.web.delivery_changes import ReplayDelivery, changed
-from relay.web.endpoint_life import optional_object
+from relay.web.endpoint_life import optional_object, read_nothing
 from relay.web.endpoint_models import MASKED
 from relay.web.events import payload_limit
 from relay.web.job_request import read_job
@@ -119,6 +119,7 @@ def routes(api: Api, gate: Gate, admission: Admission) -> Blueprint:
     @gate.scoped(Scope.INGEST)
     def cancel_job(caller: Caller, job_id: str) -> Response:
         """Call a waiting job off; 200 with it, also where it was before. 409 where it is in flight or finished."""
+        read_nothing()
         with api.engine.begin() as connection:
             delivery, _ = _found(connection, caller, job_id)
             outcome = delivery_changes.cancel(connection, _by(caller, delivery))

@@ -91,8 +91,16 @@ class Request(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+def without_defaults(schema: dict[str, Any]) -> None:
+    """Take the defaults out of a model's schema: of a change that leaves alone what it does not name."""
+    for field in schema["properties"].values():
+        field.pop("default", None)
+
+
 class WorkspaceChange(Request):
     """PATCH /v1/workspaces/{id}: the limits, each with null for the installation's."""
+
+    model_config = ConfigDict(json_schema_extra=without_defaults)
 
     max_endpoints: Annotated[int, Field(ge=0, le=1_000_000), WHOLE] | None = None
     #: Events per second.

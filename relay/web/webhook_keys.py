@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from relay.web import answers
     from relay.web.parts import Api
 
-#: Seconds for which an answer may be kept; less where a key's time ends before.
+#: Seconds for which an answer may be kept; less where a key's time ends before, or two keys sign together for less:
+#: what was kept from before a rotation must be gone when the old key is.
 MAX_AGE_SECS: Final = 300
 
 
 def routes(api: Api) -> Blueprint:
     """Make the route of public keys. It takes no API key."""
     blueprint = Blueprint("webhook_keys", __name__)
+    longest = min(MAX_AGE_SECS, api.settings.secret_overlap_secs)
 
     @blueprint.get("/.well-known/webhook-keys/<endpoint_id>")
     def get_webhook_keys(endpoint_id: str) -> Response:
@@ -43,7 +45,7 @@ def routes(api: Api) -> Blueprint:
         keys = [found.current] if found.previous is None else [found.current, found.previous]
         shown: answers.PublicKeys = {"keys": [_jwk(key) for key in keys]}
         response = json_response(shown)
-        age = MAX_AGE_SECS if found.previous_ends_in is None else min(MAX_AGE_SECS, int(found.previous_ends_in))
+        age = longest if found.previous_ends_in is None else min(longest, int(found.previous_ends_in))
         response.headers["Cache-Control"] = f"public, max-age={age}"
         return response
 

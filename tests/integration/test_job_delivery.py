@@ -254,6 +254,8 @@ def test_a_job_fails_is_given_up_and_comes_back(
     assert len(receiver.requests) == 4
     refused = replay()
     assert (refused.status_code, (refused.json or {})["code"]) == (409, "delivery_delivered")
+    said = 'The job has arrived: to send it once more, replay it with {"force": true}.'
+    assert (refused.json or {})["detail"] == said
     gone = relay.client.delete(f"/jobs/{job}", headers=key)
     assert (gone.status_code, (gone.json or {})["code"]) == (409, "delivery_delivered")
     assert (
@@ -270,6 +272,8 @@ def test_a_job_is_called_off_or_expires(
     waiting = job_id(enqueue(relay, key, receiver.url(), Relay_Delay="3600"))
     late = job_id(enqueue(relay, key, receiver.url(), Relay_Expires_In="1"))
     rows.sql("update relay.deliveries set due_at = now() - interval '2 s', expires_at = now() where id = %s", [late])
+    misread = relay.client.delete(f"/jobs/{waiting}", json={"force": True}, headers=key)
+    assert fields_of(misread) == {"force": "unknown_field"}
     canceled = relay.client.delete(f"/jobs/{waiting}", headers=key)
     assert (canceled.status_code, (canceled.json or {})["state"]) == (200, "canceled")
     flying = job_id(enqueue(relay, key, receiver.url(), Relay_Delay="3600"))

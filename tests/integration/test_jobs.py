@@ -68,6 +68,13 @@ def test_what_is_refused_names_the_header(relay: Instance, key: dict[str, str]) 
     assert fields_of(relay.client.post("/enqueue", headers=key)) == {"Relay-Url": "required"}
     twice = [("Relay-Url", "https://a.example/"), ("relay-url", "https://b.example/")]
     assert fields_of(enqueue(relay, key, environ={"relay.headers": twice})) == {"Relay-Url": "duplicate"}
+    # A name outside ASCII is no guess of ours, in whichever encoding it came.
+    for raw in ("http://ex\xe4mple.test/", "http://ex\xe4mple.test/".encode().decode("latin-1")):
+        refused = enqueue(relay, key, environ={"relay.headers": [("Relay-Url", raw)]})
+        assert fields_of(refused) == {"Relay-Url": "invalid_header_value"}
+        assert "xn--" in refused.text
+    underscored = [("Relay-Url", "https://a.example/"), ("Relay_Delay", "5")]
+    assert fields_of(enqueue(relay, key, environ={"relay.headers": underscored})) == {"Relay_delay": "unknown_header"}
     assert stored(relay) == (0, 0, 0, 0)
 
 

@@ -135,8 +135,34 @@ def test_scopes_are_told_as_they_are_asked(described: dict[str, Any]) -> None:
         "/metrics",
         "/openapi.json",
         "/docs",
+        "/",
+        "/docs/",
         "/docs/style.css",
     ]
+
+
+def test_every_field_of_an_endpoint_is_explained(still: Instance, described: dict[str, Any]) -> None:
+    """Each has a sentence, in requests and in answers; a change tells of no default, since what it leaves out stays."""
+    schemas = described["components"]["schemas"]
+    obvious = {"id", "created_at", "updated_at"}
+    for name in ("Endpoint", "NewEndpoint", "EndpointRequest", "EndpointPatch", "Retry", "Attempt"):
+        fields = schemas[name]["properties"]
+        assert [field for field, one in fields.items() if not one.get("description") and field not in obvious] == []
+    for name in ("EndpointRequest", "EndpointPatch"):
+        assert all(one["description"] for one in schemas[name]["properties"]["retry"]["properties"].values())
+    for name in ("EndpointPatch", "WorkspaceChange"):
+        assert [field for field, one in schemas[name]["properties"].items() if "default" in one] == []
+    assert schemas["EndpointRequest"]["properties"]["rate_per_second"]["default"] == 10.0
+    (sign,) = (one for one in described["paths"]["/enqueue"]["post"]["parameters"] if one.get("name") == "Relay-Sign")
+    assert sign["schema"]["default"] == "none"
+    assert schemas["Retry"]["properties"]["jitter"]["description"].split(":")[0] in still.client.get("/docs").text
+
+
+@pytest.mark.parametrize("path", ["/", "/docs/"])
+def test_who_begins_elsewhere_is_led_to_the_page(still: Instance, path: str) -> None:
+    """A browser at the API's address finds the page, without a key."""
+    answer = still.client.get(path, follow_redirects=True)
+    assert (answer.status_code, answer.request.path) == (200, "/docs")
 
 
 def test_the_manual_and_the_description_agree(described: dict[str, Any]) -> None:

@@ -135,6 +135,19 @@ def test_a_lost_group_is_made_again_from_the_start(stream: Stream, client: redis
     assert announced(stream) == [id_]
 
 
+def test_a_new_stream_is_no_fault(broker: str, client: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
+    """Who comes first finds no group, which is no warning; one that was there and is gone is."""
+    caplog.set_level(logging.INFO)
+    with view(broker) as first, view(broker, "another") as another:
+        first.unread()
+        assert [record.levelname for record in caplog.records] == ["INFO"]
+        client.flushall()
+        first.unread()
+        client.xgroup_destroy("t:hints", GROUP)
+        another.unread()
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "WARNING"]
+
+
 @pytest.mark.parametrize("call", ["unacknowledged", "reclaim", "idle", "unread"])
 def test_every_call_mends_a_lost_group(stream: Stream, client: redis.Redis, call: str) -> None:
     """No call fails for want of the group; each makes it again."""

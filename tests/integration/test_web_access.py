@@ -92,7 +92,9 @@ OPEN = {
         "/readyz",
         "/metrics",
         "/openapi.json",
+        "/",
         "/docs",
+        "/docs/",
         "/docs/style.css",
         f"/.well-known/webhook-keys/{UNKNOWN}",
     )

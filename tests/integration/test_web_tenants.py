@@ -148,7 +148,8 @@ def test_no_route_reaches_into_another_workspace(relay: Instance) -> None:
         elif method == "GET":
             walked += 1
             answer = _call(relay, theirs, method, rule.rule, rule)
-            assert answer.status_code in {200, 403}, f"{rule.rule}: {answer.text}"
+            # 302: what leads to the description.
+            assert answer.status_code in {200, 302, 403}, f"{rule.rule}: {answer.text}"
             found = [value for name, value in mine.arguments.items() if name not in NAMES and value in answer.text]
             assert found == [], f"{rule.rule} shows {found}"
     assert walked > 20

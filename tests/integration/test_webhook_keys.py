@@ -79,6 +79,17 @@ def test_public_keys(relay: Instance) -> None:
     assert answer.headers["Cache-Control"] == "public, max-age=300"
 
 
+def test_nothing_is_kept_for_longer_than_two_keys_sign(database: str) -> None:
+    """B-93: a cache that was filled just before a rotation is stale by the time the old key signs no more."""
+    with instance(database, RELAY_SECRET_OVERLAP_SECS="25") as relay:
+        relay.workspace()
+        id_ = relay.endpoint(relay.key())["id"]
+        changed = "update relay.endpoints set signing = 'standard-ed25519', public_key = %s where id = %s"
+        relay.query(changed, public_key_of(SECRETS[0]), id_)
+        answer = relay.client.get(f"/.well-known/webhook-keys/{id_}")
+        assert answer.headers["Cache-Control"] == "public, max-age=25"
+
+
 def test_who_has_none(relay: Instance) -> None:
     """Another scheme, a deleted endpoint, an unknown id and no id at all are one and the same 404, not to be kept."""
     key = relay.key()

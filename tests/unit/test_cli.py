@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,12 @@ from relay.cli.jobs import _headers
 from relay.cli.listen import Listener, _print
 from relay.cli.target import read_env
 from relay.client.answers import Attempt, Rotated
+from relay.core.errors import InvalidInput
 from relay.core.model import Signing
 from relay.core.signing import signature_headers, signing_key
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 SECRET = "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
@@ -35,6 +38,20 @@ def test_a_terminal_is_not_controlled_by_what_comes_from_elsewhere(capsys: pytes
     output.show_json({"a": "\x1b"})
 
     assert capsys.readouterr().out == "a\tb\n\\x1b[31mred\tone\\ttwo\\nthree\na  \\x07\n" + '{"a":"\\u001b"}\n'
+
+
+def test_a_table_that_cannot_begin_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the first row cannot be had, no header is printed either; a table without rows has its header."""
+
+    def rows() -> Iterator[tuple[str]]:
+        raise InvalidInput("no")
+        yield ("a",)
+
+    with pytest.raises(InvalidInput):
+        output.show_table(("a",), rows())
+    assert capsys.readouterr().out == ""
+    output.show_table(("a",), ())
+    assert capsys.readouterr().out == "a\n"
 
 
 def test_json_has_the_names_of_the_api() -> None:
@@ -72,16 +89,19 @@ def test_fields_are_json_or_text() -> None:
         "retry": {"max_attempts": 1},
         "event_types": ["a", "b.*"],
     }
+    odd = ("description=1.5", "event_types=5", "transport=true")
+    assert _fields(odd, FIELDS) == {"description": "1.5", "event_types": ["5"], "transport": "true"}
+    assert _fields(("description=null", "event_types=null"), FIELDS) == {"description": None, "event_types": None}
     for wrong in ("colour=red", "description", "secret=x"):
         with pytest.raises(click.BadParameter):
             _fields((wrong,), FIELDS)
 
 
 def test_headers_of_a_job_are_read_as_they_are_typed(tmp_path: Path) -> None:
-    """By option and from a file; what is none, or is there twice, is refused without showing a value."""
-    (tmp_path / "h").write_text("X-Two: b:c\n\nX-Three:\n")
-    assert _headers(("X-One:a", f"@{tmp_path / 'h'}")) == {"X-One": "a", "X-Two": "b:c", "X-Three": ""}
-    for wrong in (("hidden",), (": hidden",), ("X-One: hidden", "x-one: hidden"), (f"@{tmp_path / 'hidden'}/",)):
+    """By option and from a file, in order, one name more than once; what is none is refused without showing a value."""
+    (tmp_path / "h").write_text("X-Two: b:c\n\nx-one:\n")
+    assert _headers(("X-One:a", f"@{tmp_path / 'h'}")) == [("X-One", "a"), ("X-Two", "b:c"), ("x-one", "")]
+    for wrong in (("hidden",), (": hidden",), (f"@{tmp_path / 'hidden'}/",)):
         with pytest.raises(click.BadParameter) as refused:
             _headers(wrong)
         assert "hidden" not in str(refused.value) or wrong[0].startswith("@")
@@ -127,6 +147,26 @@ def test_the_listener_takes_what_is_signed(capsys: pytest.CaptureFixture[str]) -
         assert session.post(base + listener.path, data=b"\xff\x1b", headers=headers, timeout=5).status_code == 401
         assert session.post(base + "/other", data=body, headers=headers, timeout=5).status_code == 404
         good, bad = listener.arrived.get(timeout=5), listener.arrived.get(timeout=5)
+        # As tunnels may send it: in chunks, here with an extension and a trailer.
+        assert (
+            session.post(base + listener.path, data=iter([body[:3], body[3:]]), headers=headers, timeout=5).status_code
+            == 503
+        )
+        chunked = listener.arrived.get(timeout=5)
+        assert chunked is not None
+        assert (chunked.body, chunked.fault) == (body, None)
+        head = f"POST {listener.path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+        for rest, status in (
+            (b"1;a=b\r\nx\r\n0\r\nT: t\r\n\r\n", b"401"),
+            (b"x\r\n", b"400"),
+            (b"2\r\nxyz\r\n", b"400"),
+        ):
+            with socket.create_connection(("127.0.0.1", listener.port), timeout=20) as client:
+                client.sendall(head + rest)
+                assert client.recv(100).split()[1] == status
+        last = listener.arrived.get(timeout=5)
+        assert last is not None
+        assert last.body == b"x"
         assert listener.arrived.empty()
     assert good is not None
     assert bad is not None

@@ -224,6 +224,7 @@ def test_all_faults_are_told_together() -> None:
         ("relay_prefix", "RELAY_PREFIX"),
         ("RELAY_DATABASE_URL", "DATABASE_URL"),
         ("RELAY_SERVICE", None),
+        ("RELAY_BOGUS", None),
         ("RELAY_", None),
     ],
 )
@@ -234,6 +235,8 @@ def test_unknown_names_are_refused_with_the_nearest(variable: str, near: str | N
     assert fault.startswith(f"{variable}: there is no such setting")
     if near:
         assert fault.endswith(f"did you mean {near}?")
+    else:
+        assert fault.endswith(": remove it")
 
 
 @pytest.mark.parametrize(

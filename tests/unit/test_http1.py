@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.core.errors import InvalidInput
+from relay.core.fingerprint import check_key
 from relay.web.http1 import HEADERS, MAX_HEAD_BYTES, MAX_HEADERS, MAX_TARGET_BYTES, Reader, render
 
 TWO = (
@@ -38,7 +40,7 @@ def test_requests_come_out_the_same_however_they_are_cut(cuts: list[int]) -> Non
     assert first.environ["PATH_INFO"].encode("latin-1").decode() == "/v1/évents"
     assert first.environ["QUERY_STRING"] == "a=1&b=%20"
     assert first.environ["CONTENT_TYPE"] == "text/plain"
-    assert first.environ["HTTP_X_TWO"] == "a,b"
+    assert first.environ["HTTP_X_TWO"] == "a, b"
     assert first.environ[HEADERS][2:5] == [("X-Two", "a"), ("x-two", "b"), ("X_Two", "c")]
     assert not first.expects
     assert second.body() == b"abcde"
@@ -46,6 +48,13 @@ def test_requests_come_out_the_same_however_they_are_cut(cuts: list[int]) -> Non
     assert second.expects
     assert second.keep_alive
     assert "HTTP_X_TRAILER" not in second.environ
+
+
+def test_two_keys_are_not_taken_for_one() -> None:
+    """B-10: lines of a header that is no list come as what its rule refuses, not as a value that nobody sent."""
+    reader = _read(b"POST / HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nIdempotency-Key: l\r\n\r\n")
+    with pytest.raises(InvalidInput):
+        check_key(reader.ready[0].environ["HTTP_IDEMPOTENCY_KEY"])
 
 
 @pytest.mark.parametrize(

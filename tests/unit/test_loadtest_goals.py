@@ -56,6 +56,15 @@ def test_figures_are_held_against_their_bounds() -> None:
     assert "7.5 to 7.5 % of the machine's CPU" in text
 
 
+def test_a_busy_machine_is_named() -> None:
+    """Where others took much of the CPU in any run, the table says what its figures are worth; else it does not."""
+    busy = report_of(rate_per_second=1.0)
+    busy["settings"]["others_cpu_percent"] = 10.1
+
+    assert "busy machine" in goals.table({"drain": busy, "quiet": report_of()})
+    assert "busy machine" not in goals.table({"quiet": report_of()})
+
+
 def test_what_was_not_seen_is_not_reached() -> None:
     """A run that was not asked for, one that failed and a figure that a report lacks are told apart from one that is there."""
     reports = {"drain": None, "quiet": report_of(p50_ms=None)}

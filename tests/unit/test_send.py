@@ -38,6 +38,8 @@ def api() -> Iterator[Callable[[int, dict[str, Any]], str]]:
             def answer(self, code: int, body: dict[str, Any]) -> None:
                 text = json.dumps(body).encode()
                 self.send_response(code)
+                # A problem is Relay's where it has a code; what stands in front of it answers JSON, too.
+                self.send_header("Content-Type", "application/problem+json" if "code" in body else "application/json")
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
                 self.wfile.write(text)
@@ -74,15 +76,18 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
 def test_a_fault_is_told_once(api: Callable[[int, dict[str, Any]], str]) -> None:
     """Of one field at fault the detail is shown, which names it; of several each of them."""
     errors = [{"field": "body", "message": "The body is not JSON", "code": "invalid_json"}]
-    url = api(400, {"detail": "The body is not JSON", "errors": errors})
+    url = api(400, {"code": "x", "detail": "The body is not JSON", "errors": errors})
     assert send(url, "--data", "{")[2] == "relay: 400 The body is not JSON\n"
 
     errors = [{"field": name, "message": f"{name} is bad", "code": "x"} for name in ("a", "b")]
-    url = api(400, {"detail": "a: a is bad (1 more in errors)", "errors": errors})
+    url = api(400, {"code": "x", "detail": "a: a is bad (1 more in errors)", "errors": errors})
     assert send(url)[2] == "relay: 400 a: a is bad; b: b is bad\n"
 
-    assert send(api(401, {"detail": "No key came"}))[2] == "relay: 401 No key came\n"
-    assert send(api(502, {"message": "from a proxy"}))[2] == 'relay: 502 {"message": "from a proxy"}\n'
+    assert send(api(401, {"code": "x", "detail": "No key came"}))[2] == "relay: 401 No key came\n"
+    code, _, said = send(api(418, {"message": "from a proxy"}), "--idempotency-key", "k")
+    assert (code, said.count("\n"), said.count("key")) == (3, 1, 1)
+    assert '{"message": "from a proxy"}' in said
+    assert said.endswith(" (sent again with --idempotency-key k it counts once)\n")
 
 
 @pytest.mark.parametrize(("count", "counted"), [(0, "0 deliveries"), (1, "1 delivery"), (2, "2 deliveries")])

@@ -713,8 +713,12 @@ def test_foreground_process_logs_and_exits_zero(number: signal.Signals) -> None:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECS)
             connection.request("POST", "/verify", b"{}", {**signed(b"{}"), "Relay-Delivery-Id": "d\x1b1"})
             assert connection.getresponse().read() == b'{"verified": true, "scheme": "relay"}\n'
-            connection.close()
             assert process.stdout.readline() == "POST /verify -> 200  d\\x1b1  verified\n"
+            for headers, said in (({}, "not signed"), ({"Relay-Signature": "v1=0"}, "NOT verified")):
+                connection.request("POST", "/ok", b"{}", headers)
+                connection.getresponse().read()
+                assert process.stdout.readline() == f"POST /ok -> 200  -  {said}\n"
+            connection.close()
             process.send_signal(number)
             assert process.wait(PATIENCE_SECS) == 0
         finally:

@@ -94,6 +94,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     ),
     "jobs.cancel_job": Operation(
         tag=_JOBS,
+        body=_NOTHING,
         answers={200: Answer(says="It is called off.", shape=answers.Job)},
         problems={404: ("unknown_job",), 409: _NOT_CANCELED},
     ),

@@ -17,6 +17,9 @@ _KEYS: Final = "Keys and audit"
 _WORKSPACES: Final = "Workspaces"
 _OPEN: Final = "Without a key"
 _TEXT: Final[Mapping[str, Any]] = {"type": "string"}
+_LEADS: Final = Operation(
+    tag=_OPEN, answers={302: Answer(says="To /docs.", headers=("Location", "Cache-Control"))}, stored=False
+)
 
 OPERATIONS: Final[Mapping[str, Operation]] = {
     "keys.create_key": Operation(
@@ -97,6 +100,8 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         },
         stored=False,
     ),
+    "docs_page.begin": _LEADS,
+    "docs_page.slashed": _LEADS,
     "docs_page.style": Operation(
         tag=_OPEN,
         answers={

@@ -63,7 +63,7 @@ _SECONDS: Final = r"^[0-9]{1,9}(\.[0-9]{1,6})?$"
 EXPIRES_IN: Final = _header(
     "Relay-Expires-In",
     {"type": "string", "pattern": _SECONDS, "examples": ["3600"]},
-    f"Seconds from 1 to {MAX_EXPIRES_IN}: what is not delivered by then is given up.",
+    f"Seconds from 1 to {MAX_EXPIRES_IN}: what is not delivered by then is given up. Without it: never for its age.",
 )
 JOB_HEADERS: Final = (
     _header(
@@ -72,7 +72,7 @@ JOB_HEADERS: Final = (
         "Where the body goes.",
         required=True,
     ),
-    _header("Relay-Sign", choice(["none", "standard", "relay"]), "How it is signed: `none`."),
+    _header("Relay-Sign", {**choice(["none", "standard", "relay"]), "default": "none"}, "How it is signed."),
     _header(
         "Relay-Max-Attempts",
         {"type": "integer", "minimum": 1, "maximum": backoff.MAX_ATTEMPTS, "default": backoff.JOB_POLICY.max_attempts},
@@ -81,12 +81,12 @@ JOB_HEADERS: Final = (
     _header(
         "Relay-Timeout-Ms",
         {"type": "integer", "minimum": MIN_TIMEOUT_MS, "maximum": MAX_TIMEOUT_MS},
-        "Milliseconds for the whole exchange.",
+        "Milliseconds for the whole exchange. Without it: what the installation has (RELAY_TOTAL_TIMEOUT_MS).",
     ),
     _header(
         "Relay-Delay",
         {"type": "string", "pattern": _SECONDS, "examples": ["30"]},
-        f"Seconds until it is due, up to {MAX_DELAY}.",
+        f"Seconds until it is due, up to {MAX_DELAY}. Without it: due at once.",
     ),
     EXPIRES_IN,
 )

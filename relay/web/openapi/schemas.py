@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import BaseModel, TypeAdapter
 
 from relay.web.openapi.operation import Page
+from relay.web.openapi.words import WITHIN, WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,6 +32,8 @@ class Schemas:
             if issubclass(one, BaseModel):
                 # A model's own words are the call's, which stand beside it.
                 self.components[one.__name__].pop("description", None)
+        for name, words in WORDS.items():
+            _explain(self.components[name]["properties"], words)
 
     def of(self, shape: type | Page | Mapping[str, Any]) -> dict[str, Any]:
         """Return the schema of a type among these, of a page of such, or the schema itself."""
@@ -48,6 +51,15 @@ class Schemas:
                 "additionalProperties": False,
             }
         return dict(self._of[shape]) if isinstance(shape, type) else dict(shape)
+
+
+def _explain(properties: dict[str, dict[str, Any]], words: Mapping[str, str]) -> None:
+    """Add what fields mean, where their schemas do not say it."""
+    for name, schema in properties.items():
+        if name in words:
+            schema.setdefault("description", words[name])
+        if name in WITHIN and "properties" in schema:
+            _explain(schema["properties"], WITHIN[name])
 
 
 def _plain(schema: Any) -> Any:
