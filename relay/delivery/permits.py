@@ -15,15 +15,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from uuid import UUID
 
-#: Seconds a deferral for want of a slot lasts at the least, and at the most: where an endpoint hangs, a waiting row costs
-#: the database a write a minute.
+#: Seconds a deferral for want of a slot lasts while few of its endpoint wait, and once many do.
 SHORT_WAIT_SECS = 0.25
 LONG_WAIT_SECS = 60.0
+#: Waiting rows for each slot at which the long wait is reached.
+MANY_PER_SLOT = 20
 #: Those that wait come back by so much sooner than their turn should be: better that a few wait again than that slots
 #: stand idle.
 HASTE = 1.5
 #: Seconds over which it is counted how many sends of an endpoint end, and after which that count is out of date.
-COUNT_SECS = 1.0
+COUNT_SECS = 0.25
 STALE_SECS = 4.0
 
 
@@ -126,22 +127,25 @@ class Slots:
     def wait_secs(self, endpoint_id: UUID, *, limit: int, random: float) -> float:
         """Return how long a delivery without a slot waits, and count it among the waiting ones until then.
 
-        About until its turn: as long as the endpoint's sends of late need for all that wait already. So a backlog behind
-        a fast endpoint comes back within seconds, and one behind an endpoint that hangs costs the database a write a row
-        and minute, however long it is. `random` in [0, 1) spreads the returns.
+        Short while few wait and a minute once many do, so that a backlog behind an endpoint that hangs costs the database
+        a write a row and minute, however long it is; and no longer than until its turn, by how fast the endpoint's sends
+        end of late, so that a backlog behind a fast one is gone in seconds. `random` in [0, 1) spreads the returns.
         """
         with self._lock:
             now = self._clock()
             waiting = self._waiting.get(endpoint_id.int)
             if waiting is None:
                 waiting = self._waiting[endpoint_id.int] = _Waiting(now)
+            count = waiting.count(now)
+            share = min(1.0, count / (MANY_PER_SLOT * limit))
+            # Squared, so that a few that wait come back before the slots stand idle.
+            wait = SHORT_WAIT_SECS + share * share * (LONG_WAIT_SECS - SHORT_WAIT_SECS)
             per_sec = waiting.ended_per_sec(now)
             if per_sec is None:
                 # Not known yet: as if each slot came free in the time of the shortest wait.
                 per_sec = limit / SHORT_WAIT_SECS
-            longest = LONG_WAIT_SECS * HASTE * per_sec
-            count = waiting.count(now)
-            wait = LONG_WAIT_SECS if count >= longest else max(SHORT_WAIT_SECS, count / (HASTE * per_sec))
+            if count < wait * per_sec * HASTE:
+                wait = max(SHORT_WAIT_SECS, count / (per_sec * HASTE))
             # Lengthened only: at the long wait a row comes back no sooner than a minute.
             wait *= 1.0 + random / 2
             waiting.add(now, wait)
