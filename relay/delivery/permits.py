@@ -129,7 +129,7 @@ class Slots:
 
         Short while few wait and a minute once many do, so that a backlog behind an endpoint that hangs costs the database
         a write a row and minute, however long it is; and no longer than until its turn, by how fast the endpoint's sends
-        end of late, so that a backlog behind a fast one is gone in seconds. `random` in [0, 1) spreads the returns.
+        end of late, so that a backlog behind a fast one comes back sooner. `random` in [0, 1) spreads the returns.
         """
         with self._lock:
             now = self._clock()
