@@ -4,6 +4,9 @@
 #   sh make-env.sh [FILE]
 set -eu
 file=${1:-.env}
+for tool in head od base64 tr mktemp; do
+    command -v "$tool" >/dev/null || { echo "$tool is missing: nothing was made" >&2; exit 1; }
+done
 hex() { head -c "$1" /dev/urandom | od -An -v -tx1 | tr -d ' \n'; }
 key() { head -c 32 /dev/urandom | base64 | tr -d '\n'; }
 umask 077

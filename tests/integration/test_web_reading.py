@@ -130,7 +130,7 @@ def test_refused_address_tells_nothing(relay: Instance) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("GET", "/", 404, "not_found"),
+        ("GET", "/nothing", 404, "not_found"),
         ("GET", "/v1/nothing", 404, "not_found"),
         ("GET", "//v1/endpoints", 404, "not_found"),
         ("GET", "/v1/endpoints/", 404, "not_found"),

@@ -287,7 +287,9 @@ def test_an_answer_that_breaks_off_is_no_answer(api: Api, relay: Relay, cut: byt
     assert len(api.came) == 1
     with pytest.raises(Unreachable, match=r"\(idempotency key: k\)$") as caught:
         relay.enqueue("https://example.com", idempotency_key="k")
-    assert (caught.value.idempotency_key, len(api.came)) == ("k", 5)
+    assert caught.value.idempotency_key == "k"
+    # Four tries. One may meet the connection of the one before, which has died meanwhile, and not arrive.
+    assert 3 <= len(api.came) - 1 <= 4
 
 
 def test_all_kinds_of_failures_count_together(api: Api, relay: Relay) -> None:
