@@ -11,11 +11,6 @@ PYTEST := $(BIN)/python -m pytest
 SPREAD := -n $(TESTERS) --dist worksteal
 # Where there is one.
 NICE := $(shell command -v nice 2>/dev/null)
-# Hundreds of tests start real processes and give them so long; on a machine that stalls, one may not be in time. What failed is
-# run once more by itself, and is a failure if it fails again. One that passes then is named here: it is unsteady, so mend it.
-AGAIN = { echo "Once more, by themselves, those that failed:"; \
-	$(PYTEST) -v --maxfail=1 --last-failed --last-failed-no-failures none -m 'not serial' && \
-	echo "They passed by themselves. They are unsteady all the same: see above why they failed."; }
 # Where the surroundings say not to keep compiled files, the hundreds of processes that tests start would each compile Relay.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -37,7 +32,7 @@ up: $(STAMP) ## Run everything on this machine: database, Redis, API, publisher,
 test: $(STAMP) lint ## Run linters, types, import rules and every test
 	@echo "Types are checked beside the tests."; \
 	said=$$(mktemp); $(NICE) $(BIN)/mypy >$$said 2>&1 & types=$$!; \
-	$(PYTEST) $(SPREAD) -m 'not serial' || $(AGAIN); failed=$$?; \
+	$(PYTEST) $(SPREAD) -m 'not serial'; failed=$$?; \
 	wait $$types || failed=1; cat $$said; rm -f $$said; exit $$failed
 	grep -rl --include='*.py' 'pytest.mark.serial' tests | xargs $(PYTEST) -m serial
 
