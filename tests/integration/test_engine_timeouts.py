@@ -133,7 +133,7 @@ def test_hanging_transfers_do_not_slow_the_others() -> None:
         assert {c.observation.fault for c in slow if c.observation} == {Fault.TIMEOUT}
         totals = [c.observation.total_us for c in slow if c.observation]
         # The upper bound is the machine's to keep: with it busy, their ends are seen late.
-        assert 14_990_000 <= min(totals) <= max(totals) <= 40_000_000
+        assert 14_990_000 <= min(totals) <= max(totals) <= 32_000_000
 
 
 def test_descriptors_come_back_to_rest() -> None:
