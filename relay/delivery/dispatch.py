@@ -233,21 +233,19 @@ class Dispatcher:
         if (chat := destination.chat) is not None:
             built = chat.build(event_type=row.event_type, payload=row.payload, content_type=row.content_type)
             url, body, content_type = chat.url, built.body, built.content_type
-        headers = [
-            *destination.header_lines,
-            *signature_headers(
-                destination.signing,
-                secrets=destination.keys(database_time),
-                delivery_id=row.id_text,
-                event_id=None if leased.job else row.event_id_text,
-                event_type=None if leased.job else row.event_type,
-                attempt=row.attempt_count,
-                timestamp=timestamp,
-                body=body,
-            ),
-        ]
+        headers = [*destination.header_lines]
         if not destination.says_content_type:
             headers.append(f"Content-Type: {content_type}")
+        signed = signature_headers(
+            destination.signing,
+            secrets=destination.keys(database_time),
+            delivery_id=row.id_text,
+            event_id=None if leased.job else row.event_id_text,
+            event_type=None if leased.job else row.event_type,
+            attempt=row.attempt_count,
+            timestamp=timestamp,
+            body=body,
+        )
         if leased.claim_trace is not None:
             self._begin_span(leased, headers)
         return SendRequest(
@@ -255,6 +253,7 @@ class Dispatcher:
             url=url,
             body=body,
             headers=headers,
+            plain_headers=signed,
             timeout_ms=destination.timeout_ms,
             connect_timeout_ms=min(self._limits.connect_timeout_ms, destination.timeout_ms),
             idle_timeout_ms=self._limits.idle_timeout_ms,

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from relay.core.observation import Observation
     from relay.delivery.target import Proxy
 
@@ -30,6 +32,8 @@ class SendRequest:
     #: The client's PEM certificate (with its chain) and key.
     certificate: bytes | None = None
     private_key: bytes | None = None
+    #: Header lines that libcurl has no part in: names that it neither writes nor looks for, each with a value.
+    plain_headers: Sequence[str] = ()
     #: The host's addresses, in the order to try. None, as a rule: the engine looks the name up. The policy judges
     #: them either way.
     addresses: tuple[str, ...] | None = None

@@ -19,15 +19,16 @@ from relay.store.engine import run
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# What is locked stays where it is, so the update finds it by its place; what moved before the lock waits for the next look.
 _MARK = sql.SQL("""
 with due as (
-    select id from relay.deliveries
+    select ctid as spot from relay.deliveries
     where status = 0 and announced_at is null and due_at <= now() and (due_at, id) > (%(due)s, %(id)s)
     order by due_at, id limit %(limit)s
     for update skip locked
 )
 update relay.deliveries d set announced_at = now()
-from due where d.id = due.id
+from due where d.ctid = due.spot
 returning d.id, d.due_at
 """)
 

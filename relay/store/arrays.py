@@ -15,7 +15,7 @@ from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -43,12 +43,26 @@ _POSTGRES_EPOCH = 946_684_800
 class Packed:
     """An array parameter, ready to send."""
 
-    __slots__ = ("data", "oid")
+    __slots__ = ("_body", "_element", "data", "oid")
 
     def __init__(self, element: int, count: int, body: bytes) -> None:
+        self._element, self._body = element, body
         self.oid = _ARRAY_OF[element]
         # dimensions, "has nulls" (a hint that may be wrong), element type, length, lower bound.
         self.data = struct.pack(">iiIii", 1, 1, element, count, 1) + body
+
+    def times(self, count: int) -> Packed:
+        """Return an array of this one's only element, `count` times."""
+        return Packed(self._element, count, self._body * count)
+
+
+def column(pack: Callable[[Any], Packed], values: Sequence[Any]) -> Packed:
+    """Pack a column, which must not be empty, with one of the functions below; quicker where all values are the same."""
+    first = values[0]
+    # Most columns of most results are: no error, one send, status 204. To look costs a tenth of packing them.
+    if first == values[-1] and values.count(first) == len(values):
+        return pack((first,)).times(len(values))
+    return pack(values)
 
 
 def uuids(values: Sequence[UUID]) -> Packed:
@@ -122,14 +136,9 @@ def timestamps(values: Sequence[datetime]) -> Packed:
 
 def texts(values: Sequence[str | None]) -> Packed:
     """Pack a text column with nulls. Values must hold no NUL, which Postgres's text cannot."""
-    parts: list[bytes] = []
-    for value in values:
-        if value is None:
-            parts.append(_NULL)
-        else:
-            raw = value.encode("utf-8", "replace")
-            parts.append(len(raw).to_bytes(4, "big") + raw)
-    return Packed(_TEXT, len(values), b"".join(parts))
+    # Once each: the receivers of a batch answer much alike.
+    packed = {value: _text(value) for value in set(values)}
+    return Packed(_TEXT, len(values), b"".join([packed[value] for value in values]))
 
 
 def register(connection: psycopg.Connection[Any]) -> None:
@@ -150,6 +159,13 @@ class _PackedDumper(Dumper):
 
     def dump(self, obj: Packed) -> bytes:
         return obj.data
+
+
+def _text(value: str | None) -> bytes:
+    if value is None:
+        return _NULL
+    raw = value.encode("utf-8", "replace")
+    return len(raw).to_bytes(4, "big") + raw
 
 
 @functools.lru_cache(maxsize=256)  # the rows of one claim share theirs

@@ -21,15 +21,17 @@ if TYPE_CHECKING:
 
 # One statement a batch. The lock comes first, in a query of its own, because window functions (the running sum
 # of bytes) forbid one beside them; what is locked but over the bound is let go with the statement's transaction.
+# A locked row stays where it is, so the update finds it by its place (ctid), which no index has to be asked for; one that
+# moved between the statement's snapshot and the lock is passed over, and `still_due` finds it.
 # What seldom holds is one number, 0 for nearly every row, so that a batch that just goes carries none of it.
 _CLAIM = sql.SQL("""
 with locked as materialized (
-    select id, due_at, event_id, endpoint_id from relay.deliveries
+    select ctid as spot, id, due_at, event_id, endpoint_id from relay.deliveries
     where id = any(%(ids)s) and status = 0 and due_at <= now()
     for update skip locked
 ),
 sized as materialized (
-    select l.id, l.endpoint_id, e.source, e.content_type, e.payload,
+    select l.spot, l.endpoint_id, e.source, e.content_type, e.payload,
         sum(octet_length(e.payload)) over w as running, row_number() over w as place
     from locked l join relay.events e on e.id = l.event_id
     window w as (order by l.due_at, l.id)
@@ -38,7 +40,7 @@ update relay.deliveries d
 set status = 1, lease_token = %(token)s, lease_until = now() + make_interval(secs => %(lease)s),
     announced_at = null, attempt_count = d.attempt_count + 1
 from sized s join relay.endpoints p on p.id = s.endpoint_id
-where d.id = s.id and (s.running <= %(max_bytes)s or s.place = 1)
+where d.ctid = s.spot and (s.running <= %(max_bytes)s or s.place = 1)
 returning
     d.id, d.id::text, d.workspace_id, d.event_id::text, d.endpoint_id, d.event_type,
     d.attempt_count, d.budget_from, d.generation,

@@ -229,7 +229,9 @@ def record(connection: sa.Connection, rows: Sequence[AttemptRow]) -> int:
     A row whose token no longer matches writes nothing, not even an attempt.
     """
     columns = zip(*rows, strict=True)
-    return run(connection, _RECORD, [pack(column) for pack, column in zip(_PACK, columns, strict=True)]).rowcount
+    return run(
+        connection, _RECORD, [arrays.column(pack, values) for pack, values in zip(_PACK, columns, strict=True)]
+    ).rowcount
 
 
 def recorded(connection: sa.Connection, rows: Sequence[AttemptRow]) -> set[tuple[UUID, UUID]]:
@@ -245,5 +247,7 @@ def recorded(connection: sa.Connection, rows: Sequence[AttemptRow]) -> set[tuple
 def record_unsent(connection: sa.Connection, rows: Sequence[UnsentRow]) -> list[GivenBack]:
     """Give leased rows back unsent, their attempt uncounted; return what became of those that the fence let through."""
     columns = list(zip(*rows, strict=True))
-    cursor = run(connection, _UNSENT, [pack(column) for pack, column in zip(_PACK_UNSENT, columns, strict=False)])
+    cursor = run(
+        connection, _UNSENT, [arrays.column(pack, values) for pack, values in zip(_PACK_UNSENT, columns, strict=False)]
+    )
     return [GivenBack._make(row) for row in cursor.fetchall()]

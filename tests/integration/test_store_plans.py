@@ -43,6 +43,8 @@ HOT = {
 }
 #: Statements that find deliveries by id: no other index may lead.
 BY_ID = {"unmark", "claim", "still_due", "record", "unsent"}
+#: Statements that lock rows and then update them where they are: no index is asked for them a second time.
+BY_PLACE = {"mark", "claim"}
 
 
 def _plan(connection: sa.Connection, statement: sql.SQL) -> dict[str, Any]:
@@ -93,6 +95,8 @@ def _faults(name: str, plan: dict[str, Any]) -> list[str]:
             and node["Index Name"] != "deliveries_pkey"
         ):
             found.append(f"deliveries found by {node['Index Name']}")
+    if name in BY_PLACE and "Tid Scan" not in {node["Node Type"] for node in _nodes(plan)}:
+        found.append("rows that are locked already are looked up again")
     return found
 
 
