@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 #: What a bucket may lack for a whole token because seconds are stored in microseconds. Owed, and paid by the next.
 ROUNDING: Final = 1e-4
@@ -31,8 +31,7 @@ class Bucket:
     generation: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class Demand(NamedTuple):
     """What a batch wants of one endpoint's bucket."""
 
     rate: float
@@ -47,8 +46,7 @@ class Demand:
     generation: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
+class Grant(NamedTuple):
     """What it gets."""
 
     waited: int

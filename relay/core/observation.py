@@ -29,9 +29,9 @@ class Fault(enum.StrEnum):
     INTERNAL = "internal"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Observation:
-    """One request as libcurl saw it.
+    """One request as libcurl saw it. Not frozen, and made by place where it is made for every request.
 
     Durations are microseconds; 0 where the phase did not take place (a kept
     connection has no dns, connect or tls). `status` is set only when the blank

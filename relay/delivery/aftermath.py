@@ -67,6 +67,8 @@ class _Endpoint:
     hold_s: float = 0.0
     #: The delivery that was answered 410.
     gone: UUID | None = None
+    #: A verdict that was taken in last, and the breaker's generation: once more the same would change nothing.
+    settled: tuple[Outcome, int] | None = None
 
     @property
     def plain(self) -> bool:
@@ -92,11 +94,20 @@ class Aftermath:
         # By the number within the id, whose hash costs a tenth of the id's.
         found: dict[int, _Endpoint] = {}
         for result in results:
-            if not result.leased.test:
-                id_ = result.leased.row.endpoint_id
-                seen = found.get(id_.int)
-                if seen is None:
-                    seen = found[id_.int] = _Endpoint(id=id_)
+            leased = result.leased
+            if leased.test:
+                continue
+            id_ = leased.row.endpoint_id
+            seen = found.get(id_.int)
+            if seen is None:
+                seen = found[id_.int] = _Endpoint(id=id_)
+            settled = seen.settled
+            if (
+                settled is None
+                or settled[0] is not result.verdict
+                or settled[1] != leased.breaker_generation
+                or leased.probe
+            ):
                 _take_in(seen, result)
         answered = [
             Answered(seen.id, generation, seen.succeeded)
@@ -208,8 +219,11 @@ def _take_in(seen: _Endpoint, result: Result) -> None:
             seen.unheard.add(leased.breaker_generation)
     if verdict.cls is AttemptClass.SUCCESS:
         seen.succeeded, seen.failed = True, 0
+        # The one verdict that most results share, and which asks for nothing more than this.
+        seen.settled = (verdict, leased.breaker_generation)
     else:
         seen.failed += 1
+        seen.settled = None
     if result.hold_s is not None:
         seen.hold_s = max(seen.hold_s, result.hold_s)
     if verdict.disables_endpoint:

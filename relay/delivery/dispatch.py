@@ -151,10 +151,7 @@ class Dispatcher:
         wanted = {(row.endpoint_id.int, row.endpoint_version): row.endpoint_id for row in claimed}
         with self._destinations_lock:
             found = self._destinations.find(connection, wanted)
-        batch = [
-            Leased(row=row, token=token, destination=found[(row.endpoint_id.int, row.endpoint_version)])
-            for row in claimed
-        ]
+        batch = [Leased(row, token, found[(row.endpoint_id.int, row.endpoint_version)]) for row in claimed]
         if diverted := [leased for leased in batch if leased.row.closer & claims.JOB_OR_TEST]:
             self._jobs.divert(connection, diverted)
         return batch
@@ -248,17 +245,18 @@ class Dispatcher:
         )
         if leased.claim_trace is not None:
             self._begin_span(leased, headers)
+        limits, timeout_ms = self._limits, destination.timeout_ms
         return SendRequest(
-            key=leased,
-            url=url,
-            body=body,
-            headers=headers,
-            plain_headers=signed,
-            timeout_ms=destination.timeout_ms,
-            connect_timeout_ms=min(self._limits.connect_timeout_ms, destination.timeout_ms),
-            idle_timeout_ms=self._limits.idle_timeout_ms,
+            leased,
+            url,
+            body,
+            headers,
+            signed,
+            timeout_ms,
+            limits.connect_timeout_ms if limits.connect_timeout_ms < timeout_ms else timeout_ms,
+            limits.idle_timeout_ms,
             # Read before the claim: by the time the database set the lease, this clock was already running.
-            start_by=started + self._limits.lease_secs - self._limits.lease_margin_secs - destination.timeout_ms / 1000,
-            certificate=destination.certificate,
-            private_key=destination.private_key,
+            started + limits.lease_secs - limits.lease_margin_secs - timeout_ms / 1000,
+            destination.certificate,
+            destination.private_key,
         )

@@ -274,7 +274,7 @@ class Engine:
         for _ in range(min(len(waiting), STARTS_PER_TURN)):
             request = waiting.popleft()
             if now > request.start_by:
-                self._done.append(Completed(request=request, observation=None, not_sent=True, started_at=now))
+                self._done.append(Completed(request, None, not_sent=True))
             else:
                 self._start(request, now)
         self._multi.socket_action(_SOCKET_TIMEOUT, 0)
@@ -316,7 +316,7 @@ class Engine:
     def _end_unstarted(self, request: SendRequest, fault: Fault, text: str, since: float) -> None:
         took = int((_monotonic() - since) * 1_000_000)
         observation = Observation(fault=fault, text=text, dns_us=took, total_us=took)
-        self._done.append(Completed(request=request, observation=observation, started_at=since))
+        self._done.append(Completed(request, observation))
 
     def _reap(self) -> None:
         queued = 1
@@ -344,10 +344,7 @@ class Engine:
             log.exception("a transfer could not be judged", extra={"action": "engine.finish_failed"})
             self._drop(transfer, Observation(fault=Fault.INTERNAL, text="the result could not be read"))
             return
-        self._give_back(
-            transfer,
-            Completed(request=transfer.request, observation=observation, started_at=transfer.started_at),
-        )
+        self._give_back(transfer, Completed(transfer.request, observation))
 
     def _sweep(self) -> None:
         """Cut transfers whose reply fell silent or does not come to its end, and such as libcurl should have ended."""
@@ -376,10 +373,7 @@ class Engine:
     def _cut(self, transfer: Transfer, text: str, now: float) -> None:
         self._multi.remove_handle(transfer.curl)
         observation = transfer.cut(Fault.TIMEOUT, text, now)
-        self._give_back(
-            transfer,
-            Completed(request=transfer.request, observation=observation, started_at=transfer.started_at),
-        )
+        self._give_back(transfer, Completed(transfer.request, observation))
 
     def _give_back(self, transfer: Transfer, completed: Completed) -> None:
         self._done.append(completed)
@@ -392,7 +386,7 @@ class Engine:
 
     def _drop(self, transfer: Transfer, observation: Observation) -> None:
         """End a transfer whose handle is in doubt: it is not used again."""
-        self._done.append(Completed(request=transfer.request, observation=observation, started_at=transfer.started_at))
+        self._done.append(Completed(transfer.request, observation))
         self._active.discard(transfer)
         with contextlib.suppress(pycurl.error):
             transfer.close()
@@ -461,9 +455,7 @@ class Engine:
     def _abandon(self, transfer: Transfer, now: float) -> None:
         try:
             self._multi.remove_handle(transfer.curl)
-            completed = Completed(
-                request=transfer.request, observation=None, not_sent=True, started_at=transfer.started_at
-            )
+            completed = Completed(transfer.request, None, not_sent=True)
             if transfer.sends:
                 completed.observation = transfer.cut(Fault.INTERNAL, "stopped before the answer came", now)
                 completed.not_sent = False

@@ -116,15 +116,16 @@ class Recorder:
 
     def on_done(self, completed: Sequence[Completed]) -> None:
         """Take what the engine finished: return slots and room, and pass the results on. Runs in the engine's loop."""
-        self._slots.give_back_all(
-            [(done.request.key.row.endpoint_id, done.request.key.row.workspace_id) for done in completed]
-        )
+        slots: list[tuple[UUID, UUID]] = []
         for done in completed:
             leased: Leased = done.request.key
+            row = leased.row
+            slots.append((row.endpoint_id, row.workspace_id))
             if done.observation is None or done.abandoned:
                 self._settle_unsent(leased, abandoned=done.abandoned)
             else:
-                self._finished.append(Finished(leased=leased, observation=done.observation))
+                self._finished.append(Finished(leased, done.observation))
+        self._slots.give_back_all(slots)
         self._room.release(len(completed))
         self._announce()
 

@@ -411,18 +411,23 @@ class Transfer:
         """Facts that hold whatever the end was; the caller adds the fault."""
         getinfo, reply, guard = self.curl.getinfo, self.reply, self.guard
         begun_at = reply.begun_at
+        # By place, in the order of its fields: by name it would cost twice as much, for every transfer.
         seen = Observation(
-            status=reply.status if reply.complete else None,
-            body_incomplete=body_incomplete,
-            headers=reply.headers() if reply.complete else [],
-            snippet=reply.snippet,
-            sends=self.sends,
-            remote_address=self._remote or guard.address,
-            dns_us=self.dns_us,
-            first_byte_us=int((begun_at - self._sent_at) * 1_000_000) if begun_at else 0,
-            total_us=int((now - self.started_at) * 1_000_000),
-            bytes_sent=self._sent_before + getinfo(_BYTES_SENT),
-            bytes_received=reply.header_bytes + reply.body_bytes,
+            None,
+            None,
+            reply.status if reply.complete else None,
+            body_incomplete,
+            reply.headers() if reply.complete else [],
+            reply.snippet,
+            self.sends,
+            self._remote or guard.address,
+            self.dns_us,
+            0,
+            0,
+            int((begun_at - self._sent_at) * 1_000_000) if begun_at else 0,
+            int((now - self.started_at) * 1_000_000),
+            self._sent_before + getinfo(_BYTES_SENT),
+            reply.header_bytes + reply.body_bytes,
         )
         if guard.used:
             # Fields of libcurl's are cumulative, and 0 for what did not take place.

@@ -67,7 +67,7 @@ def column(pack: Callable[[Any], Packed], values: Sequence[Any]) -> Packed:
 
 def uuids(values: Sequence[UUID]) -> Packed:
     """Pack a uuid column without nulls."""
-    return Packed(_UUID, len(values), b"".join([b"\0\0\0\x10" + value.bytes for value in values]))
+    return Packed(_UUID, len(values), b"".join([b"\0\0\0\x10" + value.int.to_bytes(16, "big") for value in values]))
 
 
 def nullable_uuids(values: Sequence[UUID | None]) -> Packed:

@@ -7,7 +7,7 @@ bucket. What the statement must come to is written in relay/core/bucket.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from psycopg import sql
 
@@ -84,14 +84,6 @@ on conflict (endpoint_id) do update set slots_until = excluded.slots_until,
 """)
 
 
-class _Row(NamedTuple):
-    endpoint_id: UUID
-    waited: int
-    fresh: int
-    slot_s: float
-    held_s: float
-
-
 def take(connection: sa.Connection, demands: Mapping[UUID, Demand]) -> dict[UUID, Grant]:
     """Take tokens and slots for a batch, by endpoint; what is not in the answer has no endpoint any more.
 
@@ -128,7 +120,4 @@ def _take(connection: sa.Connection, demands: Mapping[UUID, Demand]) -> dict[UUI
             "rounding": ROUNDING,
         },
     ).fetchall()
-    return {
-        row.endpoint_id: Grant(waited=row.waited, fresh=row.fresh, slot_s=row.slot_s, held_s=row.held_s)
-        for row in map(_Row._make, rows)
-    }
+    return {endpoint_id: Grant(waited, fresh, slot_s, held_s) for endpoint_id, waited, fresh, slot_s, held_s in rows}
