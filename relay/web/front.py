@@ -26,6 +26,7 @@ from relay.web.connection import Connection, Phase
 from relay.web.gateway import Gateway
 from relay.web.http1 import CONTINUE, Incoming
 from relay.web.lanes import Lane, Ticket
+from relay.web.listener import ARRIVAL_SECS, keep_new_away
 from relay.web.problems import Problem, passing, usual
 
 if TYPE_CHECKING:
@@ -202,6 +203,8 @@ class Front:
     def _close_listener(self) -> None:
         if self._listener is not None:
             # What the system has accepted already would be reset: it is taken, and answered.
+            if keep_new_away(self._listener):
+                time.sleep(ARRIVAL_SECS)
             self._accept()
             self._selector.unregister(self._listener)
             self._listener.close()

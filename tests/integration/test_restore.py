@@ -132,5 +132,7 @@ def test_a_restored_backup_and_an_empty_redis_go_on(
         assert sorted(str(request.delivery_id) for request in came) == sorted(map(str, expected))
         assert str(delivered) not in {request.delivery_id for request in came}
         for id_ in leased:
-            assert [line["code"] for line in rows.attempts(id_)] == ["worker_lost", None]
+            # The buckets are empty after a crash, and fill at the rate: they may have held it back for a moment.
+            codes = [line["code"] for line in rows.attempts(id_) if line["code"] != "rate"]
+            assert codes == ["worker_lost", None]
         assert all(rows.value(f"select count(*) from relay.{table}") for table in UNLOGGED)
