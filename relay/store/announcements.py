@@ -40,13 +40,13 @@ where id = any(%(ids)s) and status + 0 = 0 and announced_at is not null
 
 _OVERDUE_ANNOUNCED = sql.SQL("""
 with stale as (
-    select id from relay.deliveries
+    select ctid as spot from relay.deliveries
     where status = 0 and announced_at is not null and announced_at < %(before)s
     order by announced_at limit %(limit)s
     for update skip locked
 )
 update relay.deliveries d set announced_at = null
-from stale where d.id = stale.id and d.due_at <= now()
+from stale where d.ctid = stale.spot and d.due_at <= now()
 returning d.id
 """)
 

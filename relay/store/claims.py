@@ -33,13 +33,13 @@ with locked as materialized (
 sized as materialized (
     select l.spot, l.endpoint_id, e.source, e.content_type, e.payload,
         sum(octet_length(e.payload)) over w as running, row_number() over w as place
-    from locked l join relay.events e on e.id = l.event_id
+    from locked l join relay.events e on e.id between l.event_id and l.event_id
     window w as (order by l.due_at, l.id)
 )
 update relay.deliveries d
 set status = 1, lease_token = %(token)s, lease_until = now() + make_interval(secs => %(lease)s),
     announced_at = null, attempt_count = d.attempt_count + 1
-from sized s join relay.endpoints p on p.id = s.endpoint_id
+from sized s join relay.endpoints p on p.id between s.endpoint_id and s.endpoint_id
 where d.ctid = s.spot and (s.running <= %(max_bytes)s or s.place = 1)
 returning
     d.id, d.id::text, d.workspace_id, d.event_id::text, d.endpoint_id, d.event_type,

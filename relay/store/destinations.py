@@ -27,10 +27,12 @@ from relay.endpoints where id = any(%(ids)s)
 _HOLD = sql.SQL("""
 with h as (
     select p.id, now() + make_interval(secs => r.secs) as until
-    from unnest(%(ids)s::uuid[], %(secs)s::float8[]) as r(id, secs) join relay.endpoints p on p.id = r.id
-    order by p.id for no key update of p
+    from unnest(%(ids)s::uuid[], %(secs)s::float8[]) as r(id, secs)
+    join relay.endpoints p on p.id between r.id and r.id
+    order by r.id for no key update of p
 )
-update relay.endpoints p set held_until = greatest(p.held_until, h.until) from h where p.id = h.id
+update relay.endpoints p set held_until = greatest(p.held_until, h.until) from h
+where p.id between h.id and h.id
 """)
 
 _STILL_DISABLED = sql.SQL("""

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-# In key order: two workers write the same endpoints' minutes. One that was deleted for good meanwhile is passed over.
+# In key order: two workers write the same endpoints' minutes. One that was deleted for good meanwhile is passed over;
+# the `offset` keeps the look at each apart, so that they are never all read.
 _ADD = sql.SQL("""
 insert into relay.endpoint_minutes as m (endpoint_id, minute, successes, retryable_failures, permanent_failures,
     deferrals, last_success_at, last_failure_at)
@@ -27,7 +28,7 @@ select r.id, date_trunc('minute', to_timestamp(r.minute * 60), 'UTC'), r.success
     r.deferrals, to_timestamp(r.success_at), to_timestamp(r.failure_at)
 from unnest(%s::uuid[], %s::int4[], %s::int4[], %s::int4[], %s::int4[], %s::int4[], %s::float8[], %s::float8[])
     as r(id, minute, successes, retryable, permanent, deferrals, success_at, failure_at)
-join relay.endpoints p on p.id = r.id
+cross join lateral (select from relay.endpoints where id = r.id offset 0) p
 order by r.id, r.minute
 on conflict (endpoint_id, minute) do update set
     successes = m.successes + excluded.successes,

@@ -6,6 +6,12 @@ and one generic plan a statement, so that a table that was empty, is full, or
 was never analysed gets the same plan. (With free choice, a recording of 500
 rows under stale statistics became a sequential scan in a loop: 2 s.)
 
+That generic plan outlives the table it was made for: one made when the table held
+sixty rows must not read all of it. So where a hot statement joins by key it says
+`x.id between r.id and r.id`. An equality would make the order of x's own index worth
+something to the planner, and for a small table it then reads all of x and looks
+through `r` for each row; a range leaves the look-up by key as the only way.
+
 Settings of a session are made by a statement, as poolers do not pass on startup parameters.
 """
 

@@ -55,13 +55,13 @@ order by due_at nulls first, id limit %(limit)s
 _MOVE = sql.SQL("""
 with r as (
     select d.id, r.wait from unnest(%(ids)s::uuid[], %(waits)s::float8[]) as r(id, wait)
-    join relay.deliveries d on d.id = r.id
+    join relay.deliveries d on d.id between r.id and r.id
     where d.status + 0 = 0 and (d.due_at > now() or d.due_at is null)
-    order by d.id for no key update of d
+    order by r.id for no key update of d
 )
 update relay.deliveries d
 set due_at = least(now() + make_interval(secs => r.wait), d.expires_at), announced_at = null, lease_token = null
-from r where d.id = r.id
+from r where d.id between r.id and r.id
 """)
 
 # All that is pending: what waits, by its endpoint; what has only just come, among all that has, by the indexes of the
@@ -83,13 +83,13 @@ _STILL_PENDING = sql.SQL(_PENDING)
 _END = sql.SQL(f"""
 with pending as ({_PENDING}),
 locked as (
-    select d.id from relay.deliveries d
-    where d.id in (select id from pending) and d.status + 0 = 0
-    order by d.id limit %(limit)s for no key update skip locked
+    select d.id from pending p join relay.deliveries d on d.id between p.id and p.id
+    where d.status + 0 = 0
+    order by p.id limit %(limit)s for no key update of d skip locked
 )
 update relay.deliveries d
 set status = %(status)s, reason = %(reason)s, finished_at = now(), announced_at = null, lease_token = null
-from locked l where d.id = l.id
+from locked l where d.id between l.id and l.id
 returning d.id
 """)
 
@@ -117,11 +117,11 @@ with over as (
     limit %(limit)s
 ),
 locked as (
-    select d.id from relay.deliveries d join over o on o.id = d.id
-    where d.status + 0 = 0 and d.due_at is null order by d.id for no key update of d skip locked
+    select d.id from relay.deliveries d join over o on d.id between o.id and o.id
+    where d.status + 0 = 0 and d.due_at is null order by o.id for no key update of d skip locked
 )
 update relay.deliveries d set due_at = now(), announced_at = null, lease_token = null
-from locked l where d.id = l.id
+from locked l where d.id between l.id and l.id
 """)
 
 

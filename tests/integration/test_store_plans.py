@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from relay.store import announcements, claims, destinations, events, leases, results, traces
+from relay.store import (
+    announcements,
+    breakers,
+    buckets,
+    claims,
+    destinations,
+    endpoint_minutes,
+    events,
+    leases,
+    results,
+    traces,
+    wakes,
+)
 from relay.store.engine import make_engine, run
 
 if TYPE_CHECKING:
@@ -28,9 +40,18 @@ HOT = {
     "unmark_overdue": announcements._OVERDUE_ANNOUNCED,
     "due_ids": announcements._DUE,
     "claim": claims._CLAIM,
+    "take": buckets._TAKE,
+    "take_all": buckets._TAKE_ALL,
     "still_due": claims._STILL_DUE,
     "load": destinations._LOAD,
     "hold": destinations._HOLD,
+    "clear_counts": breakers._CLEAR_COUNTS,
+    "lock_breakers": breakers._LOCK,
+    "save_breakers": breakers._SAVE,
+    "try_probe": breakers._TRY_PROBE,
+    "hand_back": breakers._HAND_BACK,
+    "look_closer": claims._LOOK_CLOSER,
+    "count_minutes": endpoint_minutes._ADD,
     "lock_disabled": destinations._STILL_DISABLED,
     "record": results._RECORD,
     "recorded": results._RECORDED,
@@ -40,11 +61,15 @@ HOT = {
     "ingest_keyed": events._INGEST_KEYED,
     "ingest_traced": events._INGEST_KEYED_TRACED,
     "traces": traces._OF,
+    "wakes_waiting": wakes._WAITING,
+    "wakes_move": wakes._MOVE,
+    "wakes_end": wakes._END,
+    "wakes_ripen": wakes._RIPEN,
 }
 #: Statements that find deliveries by id: no other index may lead.
 BY_ID = {"unmark", "claim", "still_due", "record", "unsent"}
 #: Statements that lock rows and then update them where they are: no index is asked for them a second time.
-BY_PLACE = {"mark", "claim"}
+BY_PLACE = {"mark", "claim", "unmark_overdue"}
 
 
 def _plan(connection: sa.Connection, statement: sql.SQL) -> dict[str, Any]:
@@ -121,6 +146,28 @@ def _stale_as_empty(rows: Rows) -> None:
     _fill(rows)
 
 
+def _small(rows: Rows, endpoints: int, deliveries: int) -> None:
+    """Tables that are as small as their statistics say: a plan made now is kept, and soon they are large."""
+    for _ in range(endpoints):
+        rows.deliveries(rows.endpoint(), deliveries)
+    rows.connection.execute(
+        "analyze relay.deliveries, relay.events, relay.endpoints, relay.endpoint_buckets, relay.delivery_attempts"
+    )
+
+
+def _of_ten(rows: Rows) -> None:
+    # Of one or two rows every path costs the same, and any may be taken.
+    _small(rows, 1, 10)
+
+
+def _of_thirty(rows: Rows) -> None:
+    _small(rows, 30, 1)
+
+
+def _of_three_hundred(rows: Rows) -> None:
+    _small(rows, 60, 5)
+
+
 def _stale_as_all_waiting(rows: Rows) -> None:
     """Statistics of a moment at which no row had a lease and none was announced; then all have, and are in flight."""
     _fill(rows)
@@ -142,7 +189,18 @@ def _fresh(rows: Rows) -> None:
 
 
 @pytest.mark.parametrize(
-    "state", [_empty, _never_analysed, _stale_as_empty, _stale_as_all_waiting, _stale_as_all_done, _fresh]
+    "state",
+    [
+        _empty,
+        _of_ten,
+        _of_thirty,
+        _of_three_hundred,
+        _never_analysed,
+        _stale_as_empty,
+        _stale_as_all_waiting,
+        _stale_as_all_done,
+        _fresh,
+    ],
 )
 def test_hot_statements_keep_their_plan(hot: sa.Engine, rows: Rows, state: Any) -> None:
     """At every state of tables and statistics: index scans and nested loops, deliveries by their primary key."""
