@@ -349,7 +349,6 @@ def request(url: str, *, headers: Sequence[str] = (), key: object = None, **chan
     """A request with generous bounds, to be narrowed by `changes`."""
     values: dict[str, Any] = {
         "body": b'{"n":1}',
-        "plain_headers": (),
         "timeout_ms": 10_000,
         "connect_timeout_ms": 5_000,
         "idle_timeout_ms": 5_000,

@@ -70,7 +70,7 @@ class Dispatcher:
         again: Callable[[Sequence[UUID]], None],
         tracing: Tracing | None = None,
     ) -> None:
-        """`again` takes ids whose hint must come once more: locked by somebody for a moment, or over the byte bound."""
+        """`again` takes ids whose hint must come once more: locked or moved by somebody just then, or over the byte bound."""
         self._hot = hot
         self._destinations = destinations
         self._jobs = jobs
@@ -230,19 +230,21 @@ class Dispatcher:
         if (chat := destination.chat) is not None:
             built = chat.build(event_type=row.event_type, payload=row.payload, content_type=row.content_type)
             url, body, content_type = chat.url, built.body, built.content_type
-        headers = [*destination.header_lines]
+        headers = [
+            *destination.header_lines,
+            *signature_headers(
+                destination.signing,
+                secrets=destination.keys(database_time),
+                delivery_id=row.id_text,
+                event_id=None if leased.job else row.event_id_text,
+                event_type=None if leased.job else row.event_type,
+                attempt=row.attempt_count,
+                timestamp=timestamp,
+                body=body,
+            ),
+        ]
         if not destination.says_content_type:
             headers.append(f"Content-Type: {content_type}")
-        signed = signature_headers(
-            destination.signing,
-            secrets=destination.keys(database_time),
-            delivery_id=row.id_text,
-            event_id=None if leased.job else row.event_id_text,
-            event_type=None if leased.job else row.event_type,
-            attempt=row.attempt_count,
-            timestamp=timestamp,
-            body=body,
-        )
         if leased.claim_trace is not None:
             self._begin_span(leased, headers)
         limits, timeout_ms = self._limits, destination.timeout_ms
@@ -251,7 +253,6 @@ class Dispatcher:
             url,
             body,
             headers,
-            signed,
             timeout_ms,
             limits.connect_timeout_ms if limits.connect_timeout_ms < timeout_ms else timeout_ms,
             limits.idle_timeout_ms,

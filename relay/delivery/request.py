@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from relay.core.observation import Observation
     from relay.delivery.target import Proxy
 
@@ -25,8 +23,6 @@ class SendRequest:
     body: bytes
     #: libcurl header lines, complete: the removals (`Accept:`, `Expect:`) are the caller's, too.
     headers: list[str]
-    #: Header lines that libcurl has no part in: names that it neither writes nor looks for, each with a value.
-    plain_headers: Sequence[str]
     timeout_ms: int
     connect_timeout_ms: int
     #: Silence that is allowed once the reply has begun.

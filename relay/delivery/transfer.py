@@ -21,7 +21,7 @@ from relay.delivery.reply import Reply
 from relay.delivery.verdict import E_ABORTED, Facts, classify, tries_next_address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from relay.delivery.request import Limits, SendRequest
     from relay.delivery.target import Target
@@ -339,7 +339,11 @@ class Transfer:
     def _set_options(self, timeout_ms: int, connect_timeout_ms: int, *, pins: list[str] | None, fresh: bool) -> None:
         """Set every option, so that none is left of the request before."""
         request = self.request
-        headers = _items(request.headers, request.plain_headers)
+        headers = request.headers
+        joined = "".join(headers)
+        if "\r" in joined or "\n" in joined or "\0" in joined:
+            # libcurl writes them as they are: a second request could be smuggled.
+            raise InvalidInput("a header holds a line break or a NUL", code="unbuildable")
         setopt = self.curl.setopt
         special = (
             fresh
@@ -451,27 +455,6 @@ class Transfer:
             proxied=self._limits.proxy is not None,
             proxy_answer=self.curl.getinfo(pycurl.HTTP_CONNECTCODE),
         )
-
-
-def _items(headers: list[str], plain: Sequence[str]) -> list[str]:
-    """Return header lines as libcurl takes them: each for itself, but the plain ones as one item of several lines.
-
-    It writes an item as it is, and copies and compares each of them a dozen times. Raises InvalidInput where a line
-    holds a break or a NUL: a second request could be smuggled.
-    """
-    block = "\r\n".join(plain)
-    breaks = len(plain) - 1 if plain else 0
-    joined = "".join(headers)
-    if (
-        block.count("\n") != breaks
-        or block.count("\r") != breaks
-        or "\r" in joined
-        or "\n" in joined
-        or "\0" in joined
-        or "\0" in block
-    ):
-        raise InvalidInput("a header holds a line break or a NUL", code="unbuildable")
-    return [*headers, block] if block else headers
 
 
 def _received_bytes(descriptor: int) -> int:

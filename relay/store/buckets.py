@@ -104,7 +104,8 @@ on conflict (endpoint_id) do update set slots_until = excluded.slots_until,
 def take(connection: sa.Connection, demands: Mapping[UUID, Demand]) -> dict[UUID, Grant]:
     """Take tokens and slots for a batch, by endpoint; what is not in the answer has no endpoint any more.
 
-    For an autocommit connection: the row locks end with the statement.
+    For an autocommit connection: the row locks end with the statement. There may be two, and where the second fails what
+    the first took is gone: too few sends for a moment, and never too many.
     """
     plain = {id_: want for id_, want in demands.items() if not want.waited and not want.held}
     grants = _take_all(connection, plain) if plain else {}

@@ -63,7 +63,8 @@ select d.id, d.deferred_reason, d.deferred_count, d.expires_at <= now(), e.sourc
     extract(epoch from p.held_until - now())::float8, p.breaker_state, p.breaker_failures, p.breaker_trips,
     p.breaker_generation, extract(epoch from p.breaker_open_until - now())::float8,
     extract(epoch from p.probe_deadline - now())::float8
-from relay.deliveries d join relay.events e on e.id = d.event_id join relay.endpoints p on p.id = d.endpoint_id
+from relay.deliveries d join relay.events e on e.id between d.event_id and d.event_id
+    join relay.endpoints p on p.id between d.endpoint_id and d.endpoint_id
 where d.id = any(%(ids)s)
 """)
 
@@ -157,7 +158,7 @@ def look_closer(connection: sa.Connection, ids: Sequence[UUID]) -> dict[UUID, Ci
 
 
 def still_due(connection: sa.Connection, ids: Sequence[UUID]) -> list[UUID]:
-    """Return which of `ids` wait to be claimed all the same: locked by somebody for a moment, or over the byte bound.
+    """Return which of `ids` wait to be claimed all the same: locked or moved by somebody just then, or over the byte bound.
 
     Reads without locks, so it does not wait for whoever holds them.
     """

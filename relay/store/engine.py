@@ -10,7 +10,9 @@ That generic plan outlives the table it was made for: one made when the table he
 sixty rows must not read all of it. So where a hot statement joins by key it says
 `x.id between r.id and r.id`. An equality would make the order of x's own index worth
 something to the planner, and for a small table it then reads all of x and looks
-through `r` for each row; a range leaves the look-up by key as the only way.
+through `r` for each row; a range leaves the look-up by key, but for tables of a row
+or two, where all ways cost the same. Large sets of ids come as an array instead: of a
+range the planner expects a part of the table.
 
 Settings of a session are made by a statement, as poolers do not pass on startup parameters.
 """

@@ -83,9 +83,9 @@ _STILL_PENDING = sql.SQL(_PENDING)
 _END = sql.SQL(f"""
 with pending as ({_PENDING}),
 locked as (
-    select d.id from pending p join relay.deliveries d on d.id between p.id and p.id
-    where d.status + 0 = 0
-    order by p.id limit %(limit)s for no key update of d skip locked
+    select id from relay.deliveries
+    where id = any(array(select id from pending)) and status + 0 = 0
+    order by id limit %(limit)s for no key update skip locked
 )
 update relay.deliveries d
 set status = %(status)s, reason = %(reason)s, finished_at = now(), announced_at = null, lease_token = null

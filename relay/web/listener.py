@@ -3,7 +3,8 @@
 Closing a listener resets what has connected and was not accepted yet, and there is no telling that nobody is about to.
 So newcomers are kept away first, by a filter on their first segment; who has sent it already arrives and is accepted;
 and then the listener closes. A newcomer's system sends that segment again after a second, and meets whoever listens by
-then, or a refusal.
+then, or a refusal. That holds for whoever ends alone among processes that share a port, too: its newcomers wait that
+second, though another could take them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import struct
 import sys
 from typing import Final
 
-#: Seconds that a handshake may take that had begun: nearly always to a proxy nearby.
+#: Seconds that a handshake may take that had begun: nearly always with a proxy nearby. A longer one is reset.
 ARRIVAL_SECS: Final = 0.05
 
 # asm-generic/socket.h; a few processors that Linux runs on have another number, and refuse this one.

@@ -207,7 +207,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "headers": {"headers": ["X-Secret: one", "Cookie: mine=1", "Authorization: Bearer t"]},
     "other headers": {"headers": ["X-Other: two"]},
-    "signed": {"plain_headers": ["Relay-Signature: v1=00", "Relay-Attempt: 1"]},
     "large": {"body": b"y" * 300_000},
     "empty": {"body": b""},
     "pinned": {"addresses": ("127.0.0.1",)},

@@ -74,7 +74,6 @@ def test_waits_end_once() -> None:
             url="http://a.test/",
             body=b"",
             headers=[],
-            plain_headers=(),
             timeout_ms=9_000,
             connect_timeout_ms=connect_timeout_ms,
             idle_timeout_ms=9_000,
