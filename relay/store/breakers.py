@@ -40,7 +40,7 @@ with r as (
 changed as (
     insert into relay.breaker_changes (endpoint_id, generation, state, open_until)
     select r.id, r.generation, r.state, now() + make_interval(secs => r.open_s)
-    from r join relay.endpoints p on p.id between r.id and r.id
+    from r join relay.endpoints p on p.id = any(array[r.id])
     where r.generation <> p.breaker_generation
     on conflict do nothing
 )
@@ -52,14 +52,14 @@ set breaker_state = r.state, breaker_failures = r.failures, breaker_trips = r.tr
     probe_deadline = case when r.generation = p.breaker_generation then p.probe_deadline end,
     breaker_generation = r.generation, failing_attempts = r.failing_attempts,
     failing_since = case when r.failing_attempts = 0 then null when r.failing_begins then now() else p.failing_since end
-from r where p.id between r.id and r.id
+from r where p.id = any(array[r.id])
 """)
 
 _CLEAR_COUNTS = sql.SQL("""
 with r as materialized (
     select p.id, r.succeeded, r.generation, r.succeeded and p.failing_attempts >= %(many)s as recovers
     from unnest(%(ids)s::uuid[], %(generations)s::int8[], %(succeeded)s::bool[]) as r(id, generation, succeeded)
-    join relay.endpoints p on p.id between r.id and r.id
+    join relay.endpoints p on p.id = any(array[r.id])
     where (p.breaker_failures > 0 and p.breaker_state = 0 and p.breaker_generation = r.generation)
         or (r.succeeded and p.failing_attempts > 0)
     order by r.id for no key update of p
@@ -69,7 +69,7 @@ u as (
     set breaker_failures = case when p.breaker_generation = r.generation then 0 else p.breaker_failures end,
         failing_attempts = case when r.succeeded then 0 else p.failing_attempts end,
         failing_since = case when r.succeeded then null else p.failing_since end
-    from r where p.id between r.id and r.id and not r.recovers
+    from r where p.id = any(array[r.id]) and not r.recovers
 )
 select id from r where recovers
 """)
@@ -98,7 +98,7 @@ with b as (
 p as (
     update relay.endpoints p set breaker_state = 1, breaker_open_until = now(), probe_delivery_id = null,
         probe_deadline = null, breaker_generation = p.breaker_generation + 1
-    from b where p.id between b.id and b.id
+    from b where p.id = any(array[b.id])
     returning p.id, p.breaker_generation
 )
 insert into relay.breaker_changes (endpoint_id, generation, state, open_until)

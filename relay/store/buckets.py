@@ -33,7 +33,7 @@ with locked as materialized (
         %(ids)s::uuid[], %(rates)s::float8[], %(bursts)s::float8[], %(waited)s::int4[], %(fresh)s::int4[],
         %(held)s::int4[], %(held_s)s::float8[], %(generations)s::int8[]
     ) as w(id, rate, burst, waited, fresh, held, held_s, generation)
-    join relay.endpoint_buckets b on b.endpoint_id between w.id and w.id
+    join relay.endpoint_buckets b on b.endpoint_id = any(array[w.id])
     order by w.id for no key update of b
 ),
 filled as (
@@ -66,7 +66,7 @@ update relay.endpoint_buckets b
 set tokens = d.left_over, refilled_at = greatest(now(), b.refilled_at),
     slots_until = now() + make_interval(secs => d.ahead_3),
     slots_generation = greatest(d.generation, b.slots_generation)
-from done d where b.endpoint_id between d.endpoint_id and d.endpoint_id
+from done d where b.endpoint_id = any(array[d.endpoint_id])
 returning b.endpoint_id, d.go_waited, d.go_fresh, d.slot_s, d.first_held_s
 """)
 
@@ -80,7 +80,7 @@ set tokens = least(w.burst, b.tokens + w.rate * greatest(0, extract(epoch from n
     slots_generation = greatest(w.generation, b.slots_generation)
 from unnest(%(ids)s::uuid[], %(rates)s::float8[], %(bursts)s::float8[], %(fresh)s::int4[], %(generations)s::int8[])
     as w(id, rate, burst, fresh, generation)
-where b.endpoint_id between w.id and w.id
+where b.endpoint_id = any(array[w.id])
     and (b.slots_until is null or b.slots_until <= now() or w.generation > b.slots_generation)
     and least(w.burst, b.tokens + w.rate * greatest(0, extract(epoch from now() - b.refilled_at)::float8))
         + %(rounding)s >= w.fresh

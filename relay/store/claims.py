@@ -33,13 +33,13 @@ with locked as materialized (
 sized as materialized (
     select l.spot, l.endpoint_id, e.source, e.content_type, e.payload,
         sum(octet_length(e.payload)) over w as running, row_number() over w as place
-    from locked l join relay.events e on e.id between l.event_id and l.event_id
+    from locked l join relay.events e on e.id = any(array[l.event_id])
     window w as (order by l.due_at, l.id)
 )
 update relay.deliveries d
 set status = 1, lease_token = %(token)s, lease_until = now() + make_interval(secs => %(lease)s),
     announced_at = null, attempt_count = d.attempt_count + 1
-from sized s join relay.endpoints p on p.id between s.endpoint_id and s.endpoint_id
+from sized s join relay.endpoints p on p.id = any(array[s.endpoint_id])
 where d.ctid = s.spot and (s.running <= %(max_bytes)s or s.place = 1)
 returning
     d.id, d.id::text, d.workspace_id, d.event_id::text, d.endpoint_id, d.event_type,
@@ -63,8 +63,8 @@ select d.id, d.deferred_reason, d.deferred_count, d.expires_at <= now(), e.sourc
     extract(epoch from p.held_until - now())::float8, p.breaker_state, p.breaker_failures, p.breaker_trips,
     p.breaker_generation, extract(epoch from p.breaker_open_until - now())::float8,
     extract(epoch from p.probe_deadline - now())::float8
-from relay.deliveries d join relay.events e on e.id between d.event_id and d.event_id
-    join relay.endpoints p on p.id between d.endpoint_id and d.endpoint_id
+from relay.deliveries d join relay.events e on e.id = any(array[d.event_id])
+    join relay.endpoints p on p.id = any(array[d.endpoint_id])
 where d.id = any(%(ids)s)
 """)
 

@@ -28,11 +28,11 @@ _HOLD = sql.SQL("""
 with h as (
     select p.id, now() + make_interval(secs => r.secs) as until
     from unnest(%(ids)s::uuid[], %(secs)s::float8[]) as r(id, secs)
-    join relay.endpoints p on p.id between r.id and r.id
+    join relay.endpoints p on p.id = any(array[r.id])
     order by r.id for no key update of p
 )
 update relay.endpoints p set held_until = greatest(p.held_until, h.until) from h
-where p.id between h.id and h.id
+where p.id = any(array[h.id])
 """)
 
 _STILL_DISABLED = sql.SQL("""

@@ -8,11 +8,12 @@ rows under stale statistics became a sequential scan in a loop: 2 s.)
 
 That generic plan outlives the table it was made for: one made when the table held
 sixty rows must not read all of it. So where a hot statement joins by key it says
-`x.id between r.id and r.id`. An equality would make the order of x's own index worth
+`x.id = any(array[r.id])`. A plain equality would make the order of x's own index worth
 something to the planner, and for a small table it then reads all of x and looks
-through `r` for each row; a range leaves the look-up by key, but for tables of a row
-or two, where all ways cost the same. Large sets of ids come as an array instead: of a
-range the planner expects a part of the table.
+through `r` for each row; of an array it expects one row, and has only the look-up, but
+for tables of a row or two, where all ways cost the same. (A range, `between r.id and
+r.id`, will not do: it is taken for a part of the table, and at a million rows another
+index that has the id further back looked cheaper, and was read whole for each row.)
 
 Settings of a session are made by a statement, as poolers do not pass on startup parameters.
 """

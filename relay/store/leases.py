@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _EXPIRED = sql.SQL("""
 select d.id, d.lease_token, d.attempt_count, d.budget_from, d.generation, p.retry, now(), d.workspace_id, d.endpoint_id,
     d.event_id, d.event_type
-from relay.deliveries d join relay.endpoints p on p.id between d.endpoint_id and d.endpoint_id
+from relay.deliveries d join relay.endpoints p on p.id = any(array[d.endpoint_id])
 where d.status = 1 and d.lease_until < now()
 order by d.lease_until limit %(limit)s
 for update of d skip locked

@@ -125,7 +125,7 @@ u as (
             'status', r.status, 'remote_address', r.remote_address, 'total_us', r.total_us,
             'reply_headers', r.reply_headers, 'snippet', r.snippet) end
     from r
-    where d.id between r.id and r.id and d.lease_token = r.token and d.status + 0 = 1
+    where d.id = any(array[r.id]) and d.lease_token = r.token and d.status + 0 = 1
     -- All of r, so that the log is written without a join: one of two CTEs would be a loop within a loop.
     returning r.*
 )
@@ -191,7 +191,7 @@ with r as (
         %s::uuid[], %s::uuid[], %s::uuid[], %s::int2[], %s::text[], %s::float8[], %s::text[], %s::timestamptz[],
         %s::int4[], %s::text[]
     ) as r(id, endpoint_id, token, next_status, reason, wait, deferred, at, generation, worker)
-    join relay.deliveries d on d.id between r.id and r.id and d.lease_token = r.token and d.status + 0 = 1
+    join relay.deliveries d on d.id = any(array[r.id]) and d.lease_token = r.token and d.status + 0 = 1
 ),
 u as (
     update relay.deliveries d
@@ -207,7 +207,7 @@ u as (
         deferred_count = case when r.deferred is null then 0
             when r.deferred is distinct from r.before then 1 else d.deferred_count + 1 end
     from r
-    where d.id between r.id and r.id and d.lease_token = r.token and d.status + 0 = 1
+    where d.id = any(array[r.id]) and d.lease_token = r.token and d.status + 0 = 1
     returning d.id, d.workspace_id, d.endpoint_id, d.event_id, d.event_type, d.attempt_count, r.token, r.at, r.generation,
         r.worker, r.deferred, r.before, r.reason
 ),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 _OF = sql.SQL("""
-select d.id, e.traceparent from relay.deliveries d join relay.events e on e.id between d.event_id and d.event_id
+select d.id, e.traceparent from relay.deliveries d join relay.events e on e.id = any(array[d.event_id])
 where d.id = any(%(ids)s) and e.traceparent is not null
 """)
 

@@ -55,13 +55,13 @@ order by due_at nulls first, id limit %(limit)s
 _MOVE = sql.SQL("""
 with r as (
     select d.id, r.wait from unnest(%(ids)s::uuid[], %(waits)s::float8[]) as r(id, wait)
-    join relay.deliveries d on d.id between r.id and r.id
+    join relay.deliveries d on d.id = any(array[r.id])
     where d.status + 0 = 0 and (d.due_at > now() or d.due_at is null)
     order by r.id for no key update of d
 )
 update relay.deliveries d
 set due_at = least(now() + make_interval(secs => r.wait), d.expires_at), announced_at = null, lease_token = null
-from r where d.id between r.id and r.id
+from r where d.id = any(array[r.id])
 """)
 
 # All that is pending: what waits, by its endpoint; what has only just come, among all that has, by the indexes of the
@@ -89,7 +89,7 @@ locked as (
 )
 update relay.deliveries d
 set status = %(status)s, reason = %(reason)s, finished_at = now(), announced_at = null, lease_token = null
-from locked l where d.id between l.id and l.id
+from locked l where d.id = any(array[l.id])
 returning d.id
 """)
 
@@ -117,11 +117,11 @@ with over as (
     limit %(limit)s
 ),
 locked as (
-    select d.id from relay.deliveries d join over o on d.id between o.id and o.id
+    select d.id from relay.deliveries d join over o on d.id = any(array[o.id])
     where d.status + 0 = 0 and d.due_at is null order by o.id for no key update of d skip locked
 )
 update relay.deliveries d set due_at = now(), announced_at = null, lease_token = null
-from locked l where d.id between l.id and l.id
+from locked l where d.id = any(array[l.id])
 """)
 
 

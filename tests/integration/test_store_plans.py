@@ -125,11 +125,11 @@ def _faults(name: str, plan: dict[str, Any]) -> list[str]:
                 found.append(f"a loop over {inner['Node Type']} for every row")
         if (
             name in BY_ID
-            and relation == "deliveries"
+            and relation in {"deliveries", "events", "endpoints"}
             and "Index Name" in node
-            and node["Index Name"] != "deliveries_pkey"
+            and node["Index Name"] != f"{relation}_pkey"
         ):
-            found.append(f"deliveries found by {node['Index Name']}")
+            found.append(f"{relation} found by {node['Index Name']}")
     if name in BY_PLACE and "Tid Scan" not in {node["Node Type"] for node in _nodes(plan)}:
         found.append("rows that are locked already are looked up again")
     return found
