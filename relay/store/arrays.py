@@ -59,7 +59,7 @@ class Packed:
 def column(pack: Callable[[Any], Packed], values: Sequence[Any]) -> Packed:
     """Pack a column, which must not be empty, with one of the functions below; quicker where all values are the same."""
     first = values[0]
-    # Most columns of most results are: no error, one send, status 204. To look costs a tenth of packing them.
+    # Most columns of most results are: no error, one send, status 204.
     if first == values[-1] and values.count(first) == len(values):
         return pack((first,)).times(len(values))
     return pack(values)

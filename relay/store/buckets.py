@@ -70,7 +70,7 @@ from done d where b.endpoint_id = any(array[d.endpoint_id])
 returning b.endpoint_id, d.go_waited, d.go_fresh, d.slot_s, d.first_held_s
 """)
 
-# The usual case, at a third of the cost: nothing queues, nothing is held, and there is a token for all. It waits for each
+# The usual case, at half the cost: nothing queues, nothing is held, and there is a token for all. It waits for each
 # row's lock as it comes to it, so the ids must come in their order, which is also that of the statement above.
 _TAKE_ALL = sql.SQL("""
 update relay.endpoint_buckets b
