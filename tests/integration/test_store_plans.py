@@ -117,6 +117,9 @@ def _faults(name: str, plan: dict[str, Any]) -> list[str]:
             found.append(kind)
         if kind in {"Index Scan", "Index Only Scan"} and "Index Cond" not in node and node["Index Name"] not in PARTIAL:
             found.append(f"all of {node['Index Name']}")
+        if re.search(r"\b(id|endpoint_id) >= ", node.get("Index Cond", "")):
+            # Taken for a part of the table: at a million rows another index, read whole for each row, looked cheaper.
+            found.append(f"{relation} looked up by a range of ids")
         if kind == "Nested Loop":
             inner = node["Plans"][1]
             # A function of the outer row (an array of its own) is no loop over everything; one of a parameter is.
